@@ -1,0 +1,406 @@
+"""The transformer of the Qwen3, Qwen2.5 and Llama-3 families as pure functions of one parameter pytree.
+
+What differs between the families is configuration: QK-norm (Qwen3), QKV bias (Qwen2.5), RoPE scaling
+(Llama-3). `param_specs` is the one table of parameters; init, shardings, import, export, counts and
+decay masks all derive from it. Layers are stacked on a leading axis and run under `lax.scan`.
+
+Dimensions: B rows, T positions, D model, F ffw, V vocabulary, N query heads, K key/value heads,
+H head dim, L layers. Must not know: roles, episodes, losses.
+"""
+
+import dataclasses
+import math
+import zlib
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from mas_jax.model import attention, sharding
+
+Params = dict  # one nested dict of arrays, as described by `param_specs`
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama-3's RoPE scaling: wavelengths beyond the original context are stretched by `factor`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Architecture of one model; everything that its weights depend on and nothing else."""
+
+    vocab_size: int
+    num_layers: int
+    model_dim: int
+    ffw_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    max_positions: int
+    rope_scaling: Llama3Scaling | None = None
+    norm_eps: float = 1e-6
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    tied: bool = True
+    value_head: bool = False
+
+
+def _qwen3(layers: int, dim: int, ffw: int, heads: int, *, tied: bool) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=151936, num_layers=layers, model_dim=dim, ffw_dim=ffw, num_heads=heads,
+        num_kv_heads=8, head_dim=128, rope_theta=1e6, max_positions=40960, qk_norm=True, tied=tied,
+    )  # fmt: skip
+
+
+def _qwen25(layers: int, dim: int, ffw: int, heads: int, kv_heads: int) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=151936, num_layers=layers, model_dim=dim, ffw_dim=ffw, num_heads=heads,
+        num_kv_heads=kv_heads, head_dim=128, rope_theta=1e6, max_positions=32768, qkv_bias=True,
+    )  # fmt: skip
+
+
+def _llama3(layers: int, dim: int, ffw: int, heads: int, head_dim: int, factor: float, *, tied: bool) -> ModelConfig:  # fmt: skip
+    return ModelConfig(
+        vocab_size=128256, num_layers=layers, model_dim=dim, ffw_dim=ffw, num_heads=heads,
+        num_kv_heads=8, head_dim=head_dim, rope_theta=5e5, max_positions=131072,
+        rope_scaling=Llama3Scaling(factor, 1.0, 4.0, 8192), norm_eps=1e-5, tied=tied,
+    )  # fmt: skip
+
+
+def _toy(layers: int, dim: int, ffw: int, heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=1024, num_layers=layers, model_dim=dim, ffw_dim=ffw, num_heads=heads,
+        num_kv_heads=heads // 2, head_dim=head_dim, rope_theta=1e4, max_positions=4096, qk_norm=True,
+    )  # fmt: skip
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "qwen3-0.6b": _qwen3(28, 1024, 3072, 16, tied=True),
+    "qwen3-1.7b": _qwen3(28, 2048, 6144, 16, tied=True),
+    "qwen3-4b": _qwen3(36, 2560, 9728, 32, tied=True),
+    "qwen3-4b-instruct-2507": dataclasses.replace(
+        _qwen3(36, 2560, 9728, 32, tied=True), rope_theta=5e6, max_positions=262144
+    ),
+    "qwen3-8b": _qwen3(36, 4096, 12288, 32, tied=False),
+    "qwen3-14b": _qwen3(40, 5120, 17408, 40, tied=False),
+    "qwen3-32b": _qwen3(64, 5120, 25600, 64, tied=False),
+    "qwen2.5-1.5b": _qwen25(28, 1536, 8960, 12, 2),
+    "qwen2.5-3b": _qwen25(36, 2048, 11008, 16, 2),
+    "qwen2.5-7b": dataclasses.replace(
+        _qwen25(28, 3584, 18944, 28, 4), vocab_size=152064, tied=False
+    ),
+    "qwen2.5-math-7b": dataclasses.replace(
+        _qwen25(28, 3584, 18944, 28, 4),
+        vocab_size=152064, tied=False, rope_theta=1e4, max_positions=4096,
+    ),
+    "llama-3.2-1b": _llama3(16, 2048, 8192, 32, 64, 32.0, tied=True),
+    "llama-3.2-3b": _llama3(28, 3072, 8192, 24, 128, 32.0, tied=True),
+    "llama-3.1-8b": _llama3(32, 4096, 14336, 32, 128, 8.0, tied=False),
+    "smollm2-135m": ModelConfig(
+        vocab_size=49152, num_layers=30, model_dim=576, ffw_dim=1536, num_heads=9, num_kv_heads=3,
+        head_dim=64, rope_theta=1e5, max_positions=8192, norm_eps=1e-5,
+    ),
+    "toy-1m": _toy(4, 128, 384, 4, 32),
+    "toy-30m": _toy(8, 512, 1792, 8, 64),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter: shape, logical axes, initial value, place in a Hugging Face checkpoint.
+
+    init: "zeros", "ones", or the standard deviation of a normal distribution.
+    hf_name: tensor name, `{layer}` where the leading axis is cut into layers; None if HF has none.
+    hf_shape: shape of (one layer of) that tensor. `transposed`: HF stores [out, in], we [in, out].
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: str | float
+    hf_name: str | None
+    hf_shape: tuple[int, ...]
+    transposed: bool
+    decay: bool
+
+
+def _vector(name: str | None, dims: dict[str, int], *, init: str) -> ParamSpec:
+    """A norm scale or bias: HF holds it flat, no weight decay."""
+    shape = tuple(dims.values())
+    return ParamSpec(shape, tuple(dims), init, name, (math.prod(shape),), False, decay=False)
+
+
+def _matrix(name: str, inputs: dict[str, int], outputs: dict[str, int]) -> ParamSpec:
+    """A projection from `inputs` to `outputs`: variance 1/fan_in, HF holds it [out, in]."""
+    fan_in, fan_out = math.prod(inputs.values()), math.prod(outputs.values())
+    dims = {**inputs, **outputs}
+    shape, hf_shape = tuple(dims.values()), (fan_out, fan_in)
+    return ParamSpec(shape, tuple(dims), fan_in**-0.5, name, hf_shape, True, decay=True)
+
+
+def _embedding(name: str, config: ModelConfig) -> ParamSpec:
+    shape = (config.vocab_size, config.model_dim)
+    return ParamSpec(shape, ("vocab", "embed"), 0.02, name, shape, False, decay=True)
+
+
+def _layer_specs(config: ModelConfig) -> dict[str, ParamSpec]:
+    """Specs of one layer, without the stacking axis."""
+    hf = "model.layers.{layer}."
+    embed, ffw = {"embed": config.model_dim}, {"ffw": config.ffw_dim}
+    queries = {"heads": config.num_heads, "head_dim": config.head_dim}
+    keys = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    head = {"head_dim": config.head_dim}
+    specs = {
+        "attn_norm": _vector(hf + "input_layernorm.weight", embed, init="ones"),
+        "wq": _matrix(hf + "self_attn.q_proj.weight", embed, queries),
+        "wk": _matrix(hf + "self_attn.k_proj.weight", embed, keys),
+        "wv": _matrix(hf + "self_attn.v_proj.weight", embed, keys),
+        "wo": _matrix(hf + "self_attn.o_proj.weight", queries, embed),
+        "ffw_norm": _vector(hf + "post_attention_layernorm.weight", embed, init="ones"),
+        "w_gate": _matrix(hf + "mlp.gate_proj.weight", embed, ffw),
+        "w_up": _matrix(hf + "mlp.up_proj.weight", embed, ffw),
+        "w_down": _matrix(hf + "mlp.down_proj.weight", ffw, embed),
+    }
+    if config.qk_norm:
+        specs["q_norm"] = _vector(hf + "self_attn.q_norm.weight", head, init="ones")
+        specs["k_norm"] = _vector(hf + "self_attn.k_norm.weight", head, init="ones")
+    if config.qkv_bias:
+        specs["bq"] = _vector(hf + "self_attn.q_proj.bias", queries, init="zeros")
+        specs["bk"] = _vector(hf + "self_attn.k_proj.bias", keys, init="zeros")
+        specs["bv"] = _vector(hf + "self_attn.v_proj.bias", keys, init="zeros")
+    return specs
+
+
+def param_specs(config: ModelConfig) -> dict:
+    """The table of parameters: a nested dict with the structure of the pytree and `ParamSpec` leaves.
+
+    Raises: ValueError if `num_heads` is not a multiple of `num_kv_heads` or `head_dim` is odd.
+    """
+    if config.num_heads % config.num_kv_heads:
+        raise ValueError(
+            f"num_heads={config.num_heads} is not a multiple of num_kv_heads={config.num_kv_heads}"
+        )
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim={config.head_dim} is odd; rotary embeddings pair dimensions")
+    stacked = {
+        name: dataclasses.replace(s, shape=(config.num_layers, *s.shape), axes=("layers", *s.axes))
+        for name, s in _layer_specs(config).items()
+    }
+    specs = {
+        "embed": _embedding("model.embed_tokens.weight", config),
+        "layers": stacked,
+        "final_norm": _vector("model.norm.weight", {"embed": config.model_dim}, init="ones"),
+    }
+    if not config.tied:
+        specs["unembed"] = _embedding("lm_head.weight", config)
+    if config.value_head:
+        specs["value_head"] = _vector(None, {"embed": config.model_dim}, init="zeros")
+    return specs
+
+
+def flat_specs(config: ModelConfig) -> dict[str, ParamSpec]:
+    """`param_specs` by path, as in `layers/wq`."""
+    return traverse_util.flatten_dict(param_specs(config), sep="/")
+
+
+def param_count(config: ModelConfig) -> int:
+    """Number of parameters; a tied embedding counts once."""
+    return sum(math.prod(s.shape) for s in flat_specs(config).values())
+
+
+def decay_mask(config: ModelConfig) -> dict:
+    """Pytree of bools: True where weight decay applies (matrices, not norms or biases)."""
+    return jax.tree.map(lambda s: s.decay, param_specs(config))
+
+
+def param_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict:
+    """Pytree of `NamedSharding`, one a parameter. Raises: ValueError where a size does not divide."""
+    flat = {
+        path: sharding.named(mesh, s.shape, s.axes, name=path)
+        for path, s in flat_specs(config).items()
+    }
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def init(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> Params:
+    """Random parameters. A parameter's values depend on `key` and its own path alone.
+
+    For a model larger than a device, jit it with `out_shardings=param_shardings(config, mesh)`.
+    """
+
+    def leaf(path: str, s: ParamSpec) -> jax.Array:
+        if isinstance(s.init, str):
+            return {"zeros": jnp.zeros, "ones": jnp.ones}[s.init](s.shape, dtype)
+        leaf_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
+        return (s.init * jax.random.normal(leaf_key, s.shape, jnp.float32)).astype(dtype)
+
+    flat = {path: leaf(path, s) for path, s in flat_specs(config).items()}
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def positions_from_segments(segment_ids_BT: jax.Array) -> jax.Array:
+    """Position of each token inside its segment, [B, T] int32; each run of equal ids starts at 0."""
+    index_T = jnp.arange(segment_ids_BT.shape[1], dtype=jnp.int32)
+    changed_BT = segment_ids_BT != jnp.roll(segment_ids_BT, 1, axis=1)
+    start_BT = jnp.where(changed_BT.at[:, 0].set(True), index_T, 0)
+    return index_T - jax.lax.cummax(start_BT, axis=1)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis: x [..., D], scale [D]; in float32, returned in x.dtype."""
+    x32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rotary_frequencies(config: ModelConfig) -> jax.Array:
+    """Angle in radians per position of each rotary pair, [H/2] float32.
+
+    Source: RoFormer (arXiv 2104.09864); Llama-3 scaling as in transformers `modeling_rope_utils`.
+    """
+    pair = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    frequency = 1.0 / (jnp.float32(config.rope_theta) ** pair)
+    s = config.rope_scaling
+    if s is None:
+        return frequency
+    turns = s.original_max_positions * frequency / (2 * jnp.pi)
+    # 1 where a pair turns often inside the original context (kept), 0 where rarely (stretched)
+    keep = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    keep = jnp.clip(keep, 0.0, 1.0)
+    return keep * frequency + (1.0 - keep) * frequency / s.factor
+
+
+def rotary(config: ModelConfig, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of the rotary angles, each [B, T, 1, H/2] float32."""
+    angle = positions_BT.astype(jnp.float32)[..., None, None] * rotary_frequencies(config)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def _rotate(x_BTNH: jax.Array, cos_sin: tuple[jax.Array, jax.Array]) -> jax.Array:
+    cos, sin = cos_sin
+    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_BTNH.dtype)
+
+
+def project_qkv(
+    layer: Params, config: ModelConfig, x_BTD: jax.Array, cos_sin: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """First half of a layer: normalised, projected and rotated q [B,T,N,H], k and v [B,T,K,H].
+
+    `layer` holds one layer's parameters; attention over them is the caller's (dense, or paged).
+    """
+    dtype = x_BTD.dtype
+    normed_BTD = rms_norm(x_BTD, layer["attn_norm"], eps=config.norm_eps)
+
+    def project(weight: str, bias: str) -> jax.Array:
+        y = jnp.einsum("BTD,DNH->BTNH", normed_BTD, layer[weight].astype(dtype))
+        return y + layer[bias].astype(dtype) if config.qkv_bias else y
+
+    q_BTNH, k_BTKH, v_BTKH = project("wq", "bq"), project("wk", "bk"), project("wv", "bv")
+    if config.qk_norm:
+        q_BTNH = rms_norm(q_BTNH, layer["q_norm"], eps=config.norm_eps)
+        k_BTKH = rms_norm(k_BTKH, layer["k_norm"], eps=config.norm_eps)
+    return _rotate(q_BTNH, cos_sin), _rotate(k_BTKH, cos_sin), v_BTKH
+
+
+def finish_layer(
+    layer: Params, config: ModelConfig, x_BTD: jax.Array, attended_BTNH: jax.Array
+) -> jax.Array:
+    """Second half of a layer: output projection, residual, gated feed-forward, residual; [B, T, D]."""
+    dtype = x_BTD.dtype
+    x_BTD = x_BTD + jnp.einsum("BTNH,NHD->BTD", attended_BTNH, layer["wo"].astype(dtype))
+    normed_BTD = rms_norm(x_BTD, layer["ffw_norm"], eps=config.norm_eps)
+    gate_BTF = jnp.einsum("BTD,DF->BTF", normed_BTD, layer["w_gate"].astype(dtype))
+    up_BTF = jnp.einsum("BTD,DF->BTF", normed_BTD, layer["w_up"].astype(dtype))
+    return x_BTD + jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate_BTF) * up_BTF, layer["w_down"].astype(dtype))  # fmt: skip
+
+
+REMAT_POLICIES = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def hidden(
+    params: Params,
+    config: ModelConfig,
+    tokens_BT: jax.Array,
+    *,
+    positions_BT: jax.Array | None = None,
+    segment_ids_BT: jax.Array | None = None,
+    dtype: jnp.dtype = jnp.float32,
+    remat: str = "none",
+    backend: str = "auto",
+) -> jax.Array:
+    """Hidden states after the final norm, [B, T, D] in `dtype`; `hidden[:, t]` predicts token t + 1.
+
+    Attention is causal in the row and never crosses a segment; id 0 marks padding by convention.
+    segment_ids_BT [B, T] int: default one segment a row. positions_BT [B, T] int: default the place
+    inside the segment. remat: what the backward pass recomputes, a key of `REMAT_POLICIES`.
+    backend: an attention backend of `attention.BACKENDS`, or "auto" by platform.
+    Raises: ValueError for an unknown `remat` or an impossible `backend`.
+    """
+    if remat not in REMAT_POLICIES:
+        raise ValueError(f"remat={remat!r} is unknown; choose one of {sorted(REMAT_POLICIES)}")
+    if segment_ids_BT is None:
+        segment_ids_BT = jnp.ones(tokens_BT.shape, jnp.int32)
+    if positions_BT is None:
+        positions_BT = positions_from_segments(segment_ids_BT)
+    cos_sin = rotary(config, positions_BT)
+    activation = ("batch", "length", "hidden")
+
+    def body(x_BTD: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+        q_BTNH, k_BTKH, v_BTKH = project_qkv(layer, config, x_BTD, cos_sin)
+        attended_BTNH = attention.attend(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, backend=backend)
+        x_BTD = finish_layer(layer, config, x_BTD, attended_BTNH)
+        return sharding.constrain(x_BTD, activation), None
+
+    if remat != "none":
+        body = jax.checkpoint(body, policy=REMAT_POLICIES[remat], prevent_cse=False)
+    x_BTD = params["embed"].astype(dtype)[tokens_BT]
+    x_BTD, _ = jax.lax.scan(body, sharding.constrain(x_BTD, activation), params["layers"])
+    return rms_norm(x_BTD, params["final_norm"], eps=config.norm_eps)
+
+
+def unembedding(params: Params, config: ModelConfig) -> jax.Array:
+    """Output head [V, D]; the embedding itself where the two are tied."""
+    return params["embed"] if config.tied else params["unembed"]
+
+
+def logits(
+    params: Params,
+    config: ModelConfig,
+    tokens_BT: jax.Array,
+    *,
+    positions_BT: jax.Array | None = None,
+    segment_ids_BT: jax.Array | None = None,
+    dtype: jnp.dtype = jnp.float32,
+    remat: str = "none",
+    backend: str = "auto",
+) -> jax.Array:
+    """Next-token logits [B, T, V], float32 accumulation and result; arguments as in `hidden`.
+
+    For small work and tests: `logprobs.py` never holds this array.
+    """
+    hidden_BTD = hidden(
+        params, config, tokens_BT,
+        positions_BT=positions_BT, segment_ids_BT=segment_ids_BT,
+        dtype=dtype, remat=remat, backend=backend,
+    )  # fmt: skip
+    unembed_VD = unembedding(params, config).astype(dtype)
+    return jnp.einsum("BTD,VD->BTV", hidden_BTD, unembed_VD, preferred_element_type=jnp.float32)
+
+
+def values(params: Params, hidden_BTD: jax.Array) -> jax.Array:
+    """Critic's value of each position, [B, T] float32; needs a config with `value_head=True`."""
+    scale_D = params["value_head"].astype(jnp.float32)
+    return jnp.einsum("BTD,D->BT", hidden_BTD.astype(jnp.float32), scale_D)

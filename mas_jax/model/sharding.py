@@ -1,0 +1,113 @@
+"""Logical axis -> mesh axis: the one place that names mesh axes.
+
+Arrays name their dimensions with *logical* axes (`"embed"`, `"heads"`, `"batch"`); `RULES` says which
+axes of the device mesh each of them is split over. An empty tuple writes replication out; a name
+that is not in the table is an error, never a silent replication.
+Must not know: models, roles, losses.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+Rules = Mapping[str, tuple[str, ...]]
+
+RULES: Rules = {
+    # activations
+    "batch": ("data", "fsdp"),
+    "length": (),
+    "hidden": (),
+    # parameters
+    "layers": (),
+    "embed": ("fsdp",),
+    "head_dim": (),
+    "replicated": (),
+    # either
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "ffw": ("tensor",),
+    "vocab": ("tensor",),
+}
+
+
+def mesh_axes(logical_axis: str, *, rules: Rules = RULES) -> tuple[str, ...]:
+    """Mesh axes that one logical axis is split over; `()` means replicated.
+
+    Raises: ValueError for a name that is not in `rules`, with the nearest known one.
+    """
+    if logical_axis not in rules:
+        near = get_close_matches(logical_axis, rules, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"logical axis {logical_axis!r} has no sharding rule{hint} known: {sorted(rules)}; "
+            "add it to sharding.RULES (an empty tuple replicates)"
+        )
+    return rules[logical_axis]
+
+
+def spec(axes: Sequence[str], *, rules: Rules = RULES) -> PartitionSpec:
+    """PartitionSpec of an array whose dimensions carry the logical names `axes`.
+
+    Raises: ValueError if a name is unknown, or if two dimensions would share a mesh axis (both names
+    are given).
+    """
+    owner: dict[str, str] = {}
+    entries = []
+    for name in axes:
+        mesh_names = mesh_axes(name, rules=rules)
+        for mesh_name in mesh_names:
+            if mesh_name in owner:
+                raise ValueError(
+                    f"logical axes {owner[mesh_name]!r} and {name!r} of one array {tuple(axes)} both "
+                    f"map to mesh axis {mesh_name!r}; change one of the two rules"
+                )
+            owner[mesh_name] = name
+        entries.append(None if not mesh_names else mesh_names)
+    return PartitionSpec(*entries)
+
+
+def make_mesh(
+    *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """Device mesh with the axes `data`, `fsdp`, `tensor`, over `devices` (default: all of them).
+
+    Raises: ValueError if the product of the sizes is not the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = (data, fsdp, tensor)
+    if math.prod(shape) != len(devices):
+        raise ValueError(
+            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {math.prod(shape)} devices, "
+            f"got {len(devices)}; change the mesh sizes or pass `devices`"
+        )
+    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def named(
+    mesh: Mesh, shape: Sequence[int], axes: Sequence[str], *, name: str, rules: Rules = RULES
+) -> NamedSharding:
+    """Sharding of the array called `name`, checked against its shape.
+
+    Raises: ValueError if a dimension is not divisible by the mesh axes that split it.
+    """
+    partition = spec(axes, rules=rules)
+    for size, logical_axis, mesh_names in zip(shape, axes, partition, strict=True):
+        parts = math.prod(mesh.shape[m] for m in mesh_names or ())
+        if size % parts:
+            raise ValueError(
+                f"{name}: dimension {logical_axis!r} of size {size} is not divisible by {parts}, the "
+                f"size of mesh axes {mesh_names}; use a smaller mesh axis or another rule"
+            )
+    return NamedSharding(mesh, partition)
+
+
+def constrain(x: jax.Array, axes: Sequence[str], *, rules: Rules = RULES) -> jax.Array:
+    """`x` [any shape] pinned to its logical sharding on the mesh set by `jax.set_mesh`; `x` itself without one."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(axes, rules=rules))
