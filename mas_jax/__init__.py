@@ -1,3 +1,3 @@
-"""mas_jax: trains teams of language-model agents, each role with its own learning signal, in JAX."""
+"""mas_jax: trains teams of language-model agents, each role with its own learning signal."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """Per-token log-prob, entropy and divergence kernels that never hold a [B, T, V] array.
 
 Each is a sum over the vocabulary of a pointwise function of log-probabilities: the functions stand
-here, the chunked and sharded summation in `vocab_sums`.
+here, the chunked and sharded summation in `vocab_sums.py`.
 
 Entry t of every [B, T] result belongs to the distribution that predicts `tokens_BT[:, t]`: it reads
 `hidden_BTD[:, t - 1]`, and is 0 where the mask is False and at t = 0. Nats, float32. Masks should
@@ -19,7 +19,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from mas_jax.model.vocab_sums import Head, Plan, vocab_sums
+from mas_jax.model.vocab_chunk import Head, Plan
+from mas_jax.model.vocab_sums import vocab_sums
 
 __all__ = [
     "Head",

@@ -1,8 +1,9 @@
-"""The transformer of the Qwen3, Qwen2.5 and Llama-3 families as pure functions of one parameter pytree.
+"""The transformer of the Qwen3, Qwen2.5 and Llama-3 families: pure functions of one pytree.
 
-What differs between the families is configuration: QK-norm (Qwen3), QKV bias (Qwen2.5), RoPE scaling
-(Llama-3). `param_specs` is the one table of parameters; init, shardings, import, export, counts and
-decay masks all derive from it. Layers are stacked on a leading axis and run under `lax.scan`.
+What differs between the families is configuration: QK-norm (Qwen3), QKV bias (Qwen2.5), RoPE
+scaling (Llama-3). `param_specs` is the one table of parameters; init, shardings, import, export,
+counts and decay masks all derive from it. Layers are stacked on a leading axis and run under
+`lax.scan`.
 
 Dimensions: B rows, T positions, D model, F ffw, V vocabulary, N query heads, K key/value heads,
 H head dim, L layers. Must not know: roles, episodes, losses.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import traverse_util
 
 from mas_jax.model import attention, sharding
@@ -67,18 +69,19 @@ def _qwen25(layers: int, dim: int, ffw: int, heads: int, kv_heads: int) -> Model
     )  # fmt: skip
 
 
-def _llama3(layers: int, dim: int, ffw: int, heads: int, head_dim: int, factor: float, *, tied: bool) -> ModelConfig:  # fmt: skip
+def _llama3(layers: int, dim: int, ffw: int, heads: int, factor: float) -> ModelConfig:
     return ModelConfig(
         vocab_size=128256, num_layers=layers, model_dim=dim, ffw_dim=ffw, num_heads=heads,
-        num_kv_heads=8, head_dim=head_dim, rope_theta=5e5, max_positions=131072,
-        rope_scaling=Llama3Scaling(factor, 1.0, 4.0, 8192), norm_eps=1e-5, tied=tied,
+        num_kv_heads=8, head_dim=128, rope_theta=5e5, max_positions=131072,
+        rope_scaling=Llama3Scaling(factor, 1.0, 4.0, 8192), norm_eps=1e-5,
     )  # fmt: skip
 
 
 def _toy(layers: int, dim: int, ffw: int, heads: int, head_dim: int) -> ModelConfig:
     return ModelConfig(
         vocab_size=1024, num_layers=layers, model_dim=dim, ffw_dim=ffw, num_heads=heads,
-        num_kv_heads=heads // 2, head_dim=head_dim, rope_theta=1e4, max_positions=4096, qk_norm=True,
+        num_kv_heads=heads // 2, head_dim=head_dim, rope_theta=1e4, max_positions=4096,
+        qk_norm=True,
     )  # fmt: skip
 
 
@@ -101,9 +104,9 @@ PRESETS: dict[str, ModelConfig] = {
         _qwen25(28, 3584, 18944, 28, 4),
         vocab_size=152064, tied=False, rope_theta=1e4, max_positions=4096,
     ),
-    "llama-3.2-1b": _llama3(16, 2048, 8192, 32, 64, 32.0, tied=True),
-    "llama-3.2-3b": _llama3(28, 3072, 8192, 24, 128, 32.0, tied=True),
-    "llama-3.1-8b": _llama3(32, 4096, 14336, 32, 128, 8.0, tied=False),
+    "llama-3.2-1b": dataclasses.replace(_llama3(16, 2048, 8192, 32, 32.0), head_dim=64),
+    "llama-3.2-3b": _llama3(28, 3072, 8192, 24, 32.0),
+    "llama-3.1-8b": dataclasses.replace(_llama3(32, 4096, 14336, 32, 8.0), tied=False),
     "smollm2-135m": ModelConfig(
         vocab_size=49152, num_layers=30, model_dim=576, ffw_dim=1536, num_heads=9, num_kv_heads=3,
         head_dim=64, rope_theta=1e5, max_positions=8192, norm_eps=1e-5,
@@ -179,7 +182,7 @@ def _layer_specs(config: ModelConfig) -> dict[str, ParamSpec]:
 
 
 def param_specs(config: ModelConfig) -> dict:
-    """The table of parameters: a nested dict with the structure of the pytree and `ParamSpec` leaves.
+    """The table of parameters: a nested dict like the pytree of arrays, with `ParamSpec` leaves.
 
     Raises: ValueError if `num_heads` is not a multiple of `num_kv_heads` or `head_dim` is odd.
     """
@@ -221,7 +224,7 @@ def decay_mask(config: ModelConfig) -> dict:
 
 
 def param_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict:
-    """Pytree of `NamedSharding`, one a parameter. Raises: ValueError where a size does not divide."""
+    """Pytree of `NamedSharding`. Raises: ValueError where a size does not divide."""
     flat = {
         path: sharding.named(mesh, s.shape, s.axes, name=path)
         for path, s in flat_specs(config).items()
@@ -246,7 +249,7 @@ def init(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> Params:
 
 
 def positions_from_segments(segment_ids_BT: jax.Array) -> jax.Array:
-    """Position of each token inside its segment, [B, T] int32; each run of equal ids starts at 0."""
+    """Position of each token inside its segment, [B, T] int32; runs of equal ids start at 0."""
     index_T = jnp.arange(segment_ids_BT.shape[1], dtype=jnp.int32)
     changed_BT = segment_ids_BT != jnp.roll(segment_ids_BT, 1, axis=1)
     start_BT = jnp.where(changed_BT.at[:, 0].set(True), index_T, 0)
@@ -254,26 +257,28 @@ def positions_from_segments(segment_ids_BT: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
-    """Root-mean-square norm over the last axis: x [..., D], scale [D]; in float32, returned in x.dtype."""
+    """Root-mean-square norm over the last axis: x [..., D], scale [D]; float32 inside, as x out."""
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def rotary_frequencies(config: ModelConfig) -> jax.Array:
+def rotary_frequencies(config: ModelConfig) -> np.ndarray:
     """Angle in radians per position of each rotary pair, [H/2] float32.
 
+    A constant of the config, made in numpy: XLA's `pow` is off by one unit in the last place here
+    and there, which at position 30,000 turns the angle by 2e-3.
     Source: RoFormer (arXiv 2104.09864); Llama-3 scaling as in transformers `modeling_rope_utils`.
     """
-    pair = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    frequency = 1.0 / (jnp.float32(config.rope_theta) ** pair)
+    pair = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
+    frequency = 1.0 / (config.rope_theta ** pair.astype(np.float64)).astype(np.float32)
     s = config.rope_scaling
     if s is None:
         return frequency
-    turns = s.original_max_positions * frequency / (2 * jnp.pi)
+    turns = s.original_max_positions / (2 * np.pi / frequency)
     # 1 where a pair turns often inside the original context (kept), 0 where rarely (stretched)
     keep = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
-    keep = jnp.clip(keep, 0.0, 1.0)
+    keep = np.clip(keep, 0.0, 1.0)
     return keep * frequency + (1.0 - keep) * frequency / s.factor
 
 
@@ -314,13 +319,14 @@ def project_qkv(
 def finish_layer(
     layer: Params, config: ModelConfig, x_BTD: jax.Array, attended_BTNH: jax.Array
 ) -> jax.Array:
-    """Second half of a layer: output projection, residual, gated feed-forward, residual; [B, T, D]."""
+    """Second half of a layer: output projection and gated feed-forward, residuals; [B, T, D]."""
     dtype = x_BTD.dtype
     x_BTD = x_BTD + jnp.einsum("BTNH,NHD->BTD", attended_BTNH, layer["wo"].astype(dtype))
     normed_BTD = rms_norm(x_BTD, layer["ffw_norm"], eps=config.norm_eps)
     gate_BTF = jnp.einsum("BTD,DF->BTF", normed_BTD, layer["w_gate"].astype(dtype))
     up_BTF = jnp.einsum("BTD,DF->BTF", normed_BTD, layer["w_up"].astype(dtype))
-    return x_BTD + jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate_BTF) * up_BTF, layer["w_down"].astype(dtype))  # fmt: skip
+    inner_BTF = jax.nn.silu(gate_BTF) * up_BTF
+    return x_BTD + jnp.einsum("BTF,FD->BTD", inner_BTF, layer["w_down"].astype(dtype))
 
 
 REMAT_POLICIES = {
@@ -341,7 +347,7 @@ def hidden(
     remat: str = "none",
     backend: str = "auto",
 ) -> jax.Array:
-    """Hidden states after the final norm, [B, T, D] in `dtype`; `hidden[:, t]` predicts token t + 1.
+    """Hidden states after the final norm, [B, T, D] in `dtype`; entry t predicts token t + 1.
 
     Attention is causal in the row and never crosses a segment; id 0 marks padding by convention.
     segment_ids_BT [B, T] int: default one segment a row. positions_BT [B, T] int: default the place

@@ -1,8 +1,8 @@
 """Logical axis -> mesh axis: the one place that names mesh axes.
 
-Arrays name their dimensions with *logical* axes (`"embed"`, `"heads"`, `"batch"`); `RULES` says which
-axes of the device mesh each of them is split over. An empty tuple writes replication out; a name
-that is not in the table is an error, never a silent replication.
+Arrays name their dimensions with *logical* axes (`"embed"`, `"heads"`, `"batch"`); `RULES` says
+which axes of the device mesh each of them is split over. An empty tuple writes replication out; a
+name that is not in the table is an error, never a silent replication.
 Must not know: models, roles, losses.
 """
 
@@ -53,8 +53,8 @@ def mesh_axes(logical_axis: str, *, rules: Rules = RULES) -> tuple[str, ...]:
 def spec(axes: Sequence[str], *, rules: Rules = RULES) -> PartitionSpec:
     """PartitionSpec of an array whose dimensions carry the logical names `axes`.
 
-    Raises: ValueError if a name is unknown, or if two dimensions would share a mesh axis (both names
-    are given).
+    Raises: ValueError if a name is unknown, or if two dimensions would share a mesh axis, with both
+    names.
     """
     owner: dict[str, str] = {}
     entries = []
@@ -63,11 +63,11 @@ def spec(axes: Sequence[str], *, rules: Rules = RULES) -> PartitionSpec:
         for mesh_name in mesh_names:
             if mesh_name in owner:
                 raise ValueError(
-                    f"logical axes {owner[mesh_name]!r} and {name!r} of one array {tuple(axes)} both "
-                    f"map to mesh axis {mesh_name!r}; change one of the two rules"
+                    f"logical axes {owner[mesh_name]!r} and {name!r} of one array {tuple(axes)} "
+                    f"both map to mesh axis {mesh_name!r}; change one of the two rules"
                 )
             owner[mesh_name] = name
-        entries.append(None if not mesh_names else mesh_names)
+        entries.append(mesh_names or None)
     return PartitionSpec(*entries)
 
 
@@ -96,18 +96,19 @@ def named(
     Raises: ValueError if a dimension is not divisible by the mesh axes that split it.
     """
     partition = spec(axes, rules=rules)
-    for size, logical_axis, mesh_names in zip(shape, axes, partition, strict=True):
-        parts = math.prod(mesh.shape[m] for m in mesh_names or ())
+    for size, logical_axis in zip(shape, axes, strict=True):
+        mesh_names = mesh_axes(logical_axis, rules=rules)
+        parts = math.prod(mesh.shape[m] for m in mesh_names)
         if size % parts:
             raise ValueError(
-                f"{name}: dimension {logical_axis!r} of size {size} is not divisible by {parts}, the "
-                f"size of mesh axes {mesh_names}; use a smaller mesh axis or another rule"
+                f"{name}: dimension {logical_axis!r} of size {size} is not divisible by {parts}, "
+                f"the size of mesh axes {mesh_names}; use a smaller mesh axis or another rule"
             )
     return NamedSharding(mesh, partition)
 
 
 def constrain(x: jax.Array, axes: Sequence[str], *, rules: Rules = RULES) -> jax.Array:
-    """`x` [any shape] pinned to its logical sharding on the mesh set by `jax.set_mesh`; `x` itself without one."""
+    """`x` (any shape) pinned to its logical sharding on the mesh that `jax.set_mesh` set, if any."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, spec(axes, rules=rules))

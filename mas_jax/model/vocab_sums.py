@@ -1,4 +1,4 @@
-"""Sums over the vocabulary of pointwise functions of log-probs, chunked, sharded, differentiable.
+"""Sums over the vocabulary of pointwise functions of log-probs: chunked, sharded, differentiable.
 
 `vocab_sums` never holds a [B, T, V] array: it gathers the next chunk of masked-in tokens, forms
 their [C, V] logits, reduces, and drops them; the backward pass forms them again. Its cost is that
@@ -7,174 +7,38 @@ gradient through the softmax is dz = (g - p sum_v g) / temperature. Under a mesh
 on its own tokens and its own rows of the unembedding.
 
 Dimensions: B rows, T positions, D model, V vocabulary (the local rows under a mesh), X = B T
-flattened tokens, C tokens of one chunk, K largest logits. Must not know: models, roles, losses.
+flattened tokens, C tokens of one chunk. Must not know: models, roles, losses.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from mas_jax.model import sharding
-
-NEVER = -1e30  # a logit that cannot be drawn; finite, so that 0 * log 0 is 0 and not NaN
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["hidden_BTD", "unembed_VD"],
-    meta_fields=["vocab_size"],
+from mas_jax.model.vocab_chunk import (
+    Axes,
+    Head,
+    Plan,
+    chunk_dlogits,
+    chunk_sums,
+    hidden_at,
+    make_chunk,
+    over_vocab,
 )
-@dataclass(frozen=True)
-class Head:
-    """What turns hidden states into a distribution: hidden [B, T, D], unembedding [V, D].
-
-    vocab_size: rows at and beyond it are padding and get probability 0.
-    """
-
-    hidden_BTD: jax.Array
-    unembed_VD: jax.Array
-    vocab_size: int
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one kernel computes; static. `terms(student, teacher, selected)` -> pointwise terms."""
+def _add_dunembed(dunembed_VD, dlogits_CV: jax.Array, hidden_CD: jax.Array) -> jax.Array:
+    """The unembedding's gradient [V, D] so far plus a chunk's, in place, block by block."""
 
-    terms: Callable[..., tuple[jax.Array, ...]]
-    temperature: float
-    chunk: int
-    top_k: int | None = None
-    support: str = "teacher"
-    beta: float | None = None
+    def body(start, width, dunembed_VD):
+        block_CV = jax.lax.dynamic_slice_in_dim(dlogits_CV, start, width, axis=1)
+        new_VD = jnp.einsum("CV,CD->VD", block_CV, hidden_CD, preferred_element_type=jnp.float32)
+        old_VD = jax.lax.dynamic_slice_in_dim(dunembed_VD, start, width, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(dunembed_VD, old_VD + new_VD, start, axis=0)
 
-
-# --- one chunk of tokens
-
-
-@dataclass(frozen=True)
-class _Axes:
-    """Mesh axes that the kernel's collectives run over; empty without a mesh."""
-
-    vocab: tuple[str, ...] = ()
-    batch: tuple[str, ...] = ()
-    embed: tuple[str, ...] = ()
-
-    def sum_vocab(self, x: jax.Array) -> jax.Array:
-        """Sum of `x` (any shape) over the shards of the vocabulary."""
-        return jax.lax.psum(x, self.vocab) if self.vocab else x
-
-    def max_vocab(self, x: jax.Array) -> jax.Array:
-        """Maximum of `x` (any shape) over the shards of the vocabulary."""
-        return jax.lax.pmax(x, self.vocab) if self.vocab else x
-
-
-def _vocab_ids(axes: _Axes, unembed_VD: jax.Array) -> jax.Array:
-    """Vocabulary ids of the local rows of the unembedding, [V] int32."""
-    rows = unembed_VD.shape[0]
-    first = jax.lax.axis_index(axes.vocab) * rows if axes.vocab else 0
-    return first + jnp.arange(rows, dtype=jnp.int32)
-
-
-def _logits(plan: Plan, axes: _Axes, head: Head, place_C: jax.Array) -> jax.Array:
-    """Logits over the temperature, [C, V] float32, from the flat hidden states at `place_C`."""
-    hidden_XD = head.hidden_BTD.reshape(-1, head.hidden_BTD.shape[-1])
-    hidden_CD = hidden_XD.at[place_C].get(mode="fill", fill_value=0)
-    logits_CV = jnp.einsum(
-        "CD,VD->CV", hidden_CD, head.unembed_VD, preferred_element_type=jnp.float32
-    )
-    logits_CV = logits_CV / plan.temperature
-    return jnp.where(_vocab_ids(axes, head.unembed_VD) < head.vocab_size, logits_CV, NEVER)
-
-
-def _log_normaliser(axes: _Axes, logits_CV: jax.Array) -> jax.Array:
-    """Log of the partition sum over the whole vocabulary, [C] float32."""
-    top_C = axes.max_vocab(jnp.max(logits_CV, axis=1))
-    return top_C + jnp.log(axes.sum_vocab(jnp.sum(jnp.exp(logits_CV - top_C[:, None]), axis=1)))
-
-
-def _kth_largest(plan: Plan, axes: _Axes, logits_CV: jax.Array, ids_V: jax.Array) -> jax.Array:
-    """Vocabulary id of the k-th largest logit, [C] int32; among equals lower ids come first."""
-    top_CK, place_CK = jax.lax.top_k(logits_CV, min(plan.top_k, logits_CV.shape[1]))
-    id_CK = ids_V[place_CK]
-    if axes.vocab:
-        top_CK = jax.lax.all_gather(top_CK, axes.vocab, axis=1, tiled=True)
-        id_CK = jax.lax.all_gather(id_CK, axes.vocab, axis=1, tiled=True)
-        _, place_CK = jax.lax.top_k(top_CK, plan.top_k)
-        id_CK = jnp.take_along_axis(id_CK, place_CK, axis=1)
-    return id_CK[:, -1]
-
-
-def _top_k_mask(axes: _Axes, logits_CV: jax.Array, ids_V: jax.Array, kth_C: jax.Array) -> jax.Array:
-    """True for the logits down to the one whose vocabulary id is `kth_C`, [C, V] bool."""
-    is_kth_CV = ids_V == kth_C[:, None]
-    kth_value_C = axes.max_vocab(jnp.max(jnp.where(is_kth_CV, logits_CV, -jnp.inf), axis=1))
-    tied_CV = (logits_CV == kth_value_C[:, None]) & (ids_V <= kth_C[:, None])
-    return (logits_CV > kth_value_C[:, None]) | tied_CV
-
-
-class _Chunk(NamedTuple):
-    """A chunk's log-probs of both models [C, V], and what the backward pass needs again [C]."""
-
-    student_CV: jax.Array
-    teacher_CV: jax.Array | None
-    selected_CV: jax.Array | None
-    saved: tuple[jax.Array | None, ...]
-
-
-def _chunk(plan, axes, heads, token_C, place_C, saved) -> _Chunk:
-    """Log-probs of one chunk; `saved` = (normalisers, k-th id) of the forward pass, or None."""
-    student, teacher = heads
-    ids_V = _vocab_ids(axes, student.unembed_VD)
-    student_CV = _logits(plan, axes, student, place_C)
-    teacher_CV = None if teacher is None else _logits(plan, axes, teacher, place_C)
-    if saved is None:
-        kth_C = None
-        if plan.top_k is not None:
-            ranked_CV = teacher_CV if plan.support == "teacher" else student_CV
-            kth_C = _kth_largest(plan, axes, ranked_CV, ids_V)
-        saved = (
-            _log_normaliser(axes, student_CV),
-            None if teacher is None else _log_normaliser(axes, teacher_CV),
-            kth_C,
-        )
-    student_norm_C, teacher_norm_C, kth_C = saved
-    selected_CV = None
-    if plan.top_k is not None:
-        ranked_CV = teacher_CV if plan.support == "teacher" else student_CV
-        selected_CV = _top_k_mask(axes, ranked_CV, ids_V, kth_C)
-    elif token_C is not None:
-        selected_CV = ids_V == token_C[:, None]
-    student_CV = student_CV - student_norm_C[:, None]
-    if teacher is not None:
-        teacher_CV = teacher_CV - teacher_norm_C[:, None]
-    return _Chunk(student_CV, teacher_CV, selected_CV, saved)
-
-
-def _chunk_sums(plan: Plan, axes: _Axes, chunk: _Chunk) -> tuple[jax.Array, ...]:
-    """Sum of each pointwise term over the vocabulary, [C] each."""
-    terms = plan.terms(plan, chunk.student_CV, chunk.teacher_CV, chunk.selected_CV)
-    return tuple(axes.sum_vocab(jnp.sum(term_CV, axis=1)) for term_CV in terms)
-
-
-def _chunk_dlogits(plan: Plan, axes: _Axes, chunk: _Chunk, cotangents_C) -> jax.Array:
-    """Cotangent of the student's logits before the temperature, [C, V] float32."""
-
-    def weighted(student_CV: jax.Array) -> jax.Array:
-        terms = plan.terms(plan, student_CV, chunk.teacher_CV, chunk.selected_CV)
-        return sum(ct_C[:, None] * term for ct_C, term in zip(cotangents_C, terms, strict=True))
-
-    student_CV = chunk.student_CV
-    _, g_CV = jax.jvp(weighted, (student_CV,), (jnp.ones_like(student_CV),))
-    g_sum_C = axes.sum_vocab(jnp.sum(g_CV, axis=1))
-    return (g_CV - jnp.exp(student_CV) * g_sum_C[:, None]) / plan.temperature
-
-
-# --- all chunks
+    return over_vocab(dunembed_VD.shape[0], body, dunembed_VD)
 
 
 def _chunk_size(plan: Plan, heads, count: int) -> int:
@@ -183,7 +47,7 @@ def _chunk_size(plan: Plan, heads, count: int) -> int:
     return max(1, min(plan.chunk // models, count))
 
 
-def _for_each_chunk(mask_X: jax.Array, size: int, axes: _Axes, body, carry):
+def _for_each_chunk(mask_X: jax.Array, size: int, axes: Axes, body, carry):
     """Folds `body(index_C, carry)` over the flat places where the mask is True, `size` at a time.
 
     The last chunk is filled up with X, which is out of range. Under a mesh every device makes the
@@ -211,15 +75,16 @@ def _before(index_C: jax.Array, count: int) -> jax.Array:
     return jnp.where(index_C < count, index_C - 1, count)
 
 
-def _forward(plan: Plan, axes: _Axes, heads, tokens_BT, mask_BT):
+def _forward(plan: Plan, axes: Axes, heads, tokens_BT, mask_BT):
     """Sums [B, T] and residuals [X], computed on one device's shard."""
     mask_X = mask_BT.reshape(-1)
     tokens_X = None if tokens_BT is None else tokens_BT.reshape(-1)
     count = mask_X.shape[0]
 
     def evaluate(index_C):
-        chunk = _chunk(plan, axes, heads, _take(tokens_X, index_C), _before(index_C, count), None)
-        return _chunk_sums(plan, axes, chunk), chunk.saved
+        token_C, place_C = _take(tokens_X, index_C), _before(index_C, count)
+        chunk, saved_C = make_chunk(plan, axes, heads, token_C, place_C, None)
+        return chunk_sums(plan, axes, chunk), saved_C
 
     size = _chunk_size(plan, heads, count)
     shapes = jax.eval_shape(evaluate, jax.ShapeDtypeStruct((size,), jnp.int32))
@@ -234,7 +99,7 @@ def _forward(plan: Plan, axes: _Axes, heads, tokens_BT, mask_BT):
     return tuple(x.reshape(mask_BT.shape) for x in sums_X), saved_X
 
 
-def _backward(plan: Plan, axes: _Axes, heads, tokens_BT, mask_BT, saved_X, cotangents_BT):
+def _backward(plan: Plan, axes: Axes, heads, tokens_BT, mask_BT, saved_X, cotangents_BT):
     """Cotangents of the student's hidden states and unembedding, on one device's shard."""
     student = heads[0]
     mask_X = mask_BT.reshape(-1)
@@ -247,19 +112,14 @@ def _backward(plan: Plan, axes: _Axes, heads, tokens_BT, mask_BT, saved_X, cotan
         dhidden_XD, dunembed_VD = carry
         place_C = _before(index_C, count)
         saved_C = jax.tree.map(lambda x: _take(x, index_C), saved_X)
-        chunk = _chunk(plan, axes, heads, _take(tokens_X, index_C), place_C, saved_C)
+        chunk, _ = make_chunk(plan, axes, heads, _take(tokens_X, index_C), place_C, saved_C)
         cotangents_C = [_take(ct, index_C) for ct in cotangents_X]
-        dlogits_CV = _chunk_dlogits(plan, axes, chunk, cotangents_C).astype(hidden_XD.dtype)
+        dlogits_CV = chunk_dlogits(plan, axes, chunk, cotangents_C).astype(hidden_XD.dtype)
         dhidden_CD = jnp.einsum(
             "CV,VD->CD", dlogits_CV, student.unembed_VD, preferred_element_type=jnp.float32
         )
         dhidden_CD = axes.sum_vocab(dhidden_CD).astype(hidden_XD.dtype)
-        dunembed_VD += jnp.einsum(
-            "CV,CD->VD",
-            dlogits_CV,
-            hidden_XD.at[place_C].get(mode="fill", fill_value=0),
-            preferred_element_type=jnp.float32,
-        )
+        dunembed_VD = _add_dunembed(dunembed_VD, dlogits_CV, hidden_at(student, place_C))
         return dhidden_XD.at[place_C].set(dhidden_CD, mode="drop"), dunembed_VD
 
     carry = (jnp.zeros_like(hidden_XD), jnp.zeros(student.unembed_VD.shape, jnp.float32))
@@ -274,16 +134,14 @@ def _backward(plan: Plan, axes: _Axes, heads, tokens_BT, mask_BT, saved_X, cotan
     return dhidden_BTD, dunembed_VD.astype(student.unembed_VD.dtype)
 
 
-# --- the differentiable whole, over the mesh
-
 _TOKENS = ("batch", "length")
 
 
-def _mesh_axes() -> _Axes:
+def _mesh_axes() -> Axes:
     """Axes of the mesh set by `jax.set_mesh`."""
     if jax.sharding.get_abstract_mesh().empty:
-        return _Axes()
-    return _Axes(*(sharding.mesh_axes(name) for name in ("vocab", "batch", "embed")))
+        return Axes()
+    return Axes(*(sharding.mesh_axes(name) for name in ("vocab", "batch", "embed")))
 
 
 def _head_spec(head: Head | None) -> Head | None:
@@ -293,7 +151,7 @@ def _head_spec(head: Head | None) -> Head | None:
     return dataclasses.replace(head, hidden_BTD=hidden, unembed_VD=unembed)
 
 
-def _on_mesh(function, axes: _Axes, in_specs, out_specs):
+def _on_mesh(function, axes: Axes, in_specs, out_specs):
     """`function` on every device's shard of its arguments."""
     if not axes.batch:
         return function

@@ -1,0 +1,51 @@
+"""Installs mas_jax: `pip install -e .`; extras `[tpu]` and `[cuda]` for accelerators, `[test]`."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+root = Path(__file__).parent
+version = re.search(r'__version__ = "(.+)"', (root / "mas_jax/__init__.py").read_text())[1]
+
+setup(
+    name="mas_jax",
+    version=version,
+    description="Role-specific learning signals for teams of language-model agents, in JAX.",
+    long_description=(root / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["mas_jax", "mas_jax.*"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py>=2.1",
+        "flax>=0.12,<0.13",
+        "jax>=0.10,<0.12",
+        "ml-collections>=1.0,<2",
+        "numpy>=2.0,<3",
+        "optax>=0.2.5,<0.3",
+        "orbax-checkpoint>=0.11.30,<0.13",
+        "rich>=13,<16",
+        "safetensors>=0.5,<1",
+        # ScaNN ships wheels for Linux x86-64 only; elsewhere the exact index serves
+        "scann>=1.4.2,<2; sys_platform == 'linux' and platform_machine == 'x86_64'",
+        "sentencepiece>=0.2,<0.3",
+        "tensorflow-datasets>=4.9.9,<5",
+        "tensorstore>=0.1.75,<0.2",
+        "transformers>=5.0,<6",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda13]; sys_platform == 'linux'"],
+        "test": [
+            "accelerate>=1.10",  # transformers' GGUF loader
+            "chex>=0.1.90",
+            "gguf>=0.17",
+            "hypothesis>=6.100",
+            "pytest>=8",
+            "pytest-xdist>=3.5",
+            "ruff>=0.12",
+            "torch>=2.8",  # the reference that the model is compared with
+        ],
+    },
+)
