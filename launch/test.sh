@@ -7,4 +7,4 @@ cd "$(dirname "$0")/.."
 . launch/environment.sh
 ruff check .
 ruff format --check .
-exec python -m pytest "$@"
+exec python -m pytest -n auto --dist worksteal "$@"

@@ -1,11 +1,19 @@
-"""Random tiny models of `transformers`, one of each kind that `hf.py` reads, for the hf tests."""
+"""Random tiny models of `transformers`, one of each kind that `hf.py` reads, and their files."""
 
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.torch
 import torch
 import transformers
 
-torch.set_num_threads(
-    1
-)  # its threads spin: with other work on two cores, two take ten times as long
+from mas_jax.model import qwen3
+
+# torch's threads spin: beside other work on two cores, two take up to ten times as long as one
+torch.set_num_threads(1)
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0,
@@ -73,3 +81,43 @@ def random_model(family: str, *, seed: int = 0, **changes: object) -> torch.nn.M
             else:
                 parameter.copy_(noise / parameter.shape[1] ** 0.5)
     return model.eval()
+
+
+def save_families(root: Path) -> dict[str, Path]:
+    """Writes each family's random model in float32; returns their directories."""
+    directories = {name: root / name for name in FAMILIES}
+    for name, directory in directories.items():
+        random_model(name).save_pretrained(directory)
+    return directories
+
+
+def read_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, read by the safetensors library."""
+    tensors = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        tensors |= safetensors.torch.load_file(path)
+    return tensors
+
+
+def assert_same_bits(ours: dict, theirs: dict) -> None:
+    """Two checkpoints, as `read_tensors` gives them, hold the same tensors."""
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, name
+        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    """Sets keys of a JSON file; the value `...` removes one."""
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+
+
+def constant_params(config: qwen3.ModelConfig, dtype: jnp.dtype) -> dict:
+    """Parameters that are all 1."""
+    return jax.tree.map(lambda s: jnp.ones(s.shape, dtype), qwen3.param_specs(config))
+
+
+def assert_same_params(ours: dict, theirs: dict) -> None:
+    """Two parameter pytrees hold the same values, and have the same structure."""
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)

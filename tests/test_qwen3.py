@@ -34,9 +34,14 @@ PUBLISHED = {  # parameters, as the model cards and checkpoints state them
 }
 
 
+# compiled whole: op by op, each test would compile some fifty small programs
+init = jax.jit(qwen3.init, static_argnums=0, static_argnames="dtype")
+logits = jax.jit(qwen3.logits, static_argnums=1, static_argnames=("dtype", "remat", "backend"))
+
+
 @pytest.fixture(scope="module")
 def params() -> qwen3.Params:
-    values = qwen3.init(TINY, jax.random.key(0), dtype=jnp.float32)
+    values = init(TINY, jax.random.key(0), dtype=jnp.float32)
     return jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), values)
 
 
@@ -101,7 +106,7 @@ def test_the_2507_model_differs_from_its_base_in_its_positions_only():
 def test_init_has_the_structure_and_spread_of_the_table(changes):
     config = dataclasses.replace(TINY, model_dim=64, **changes)
     specs = qwen3.param_specs(config)
-    params = qwen3.init(config, jax.random.key(1), dtype=jnp.float32)
+    params = init(config, jax.random.key(1), dtype=jnp.float32)
     assert jax.tree.structure(params) == jax.tree.structure(specs)
     assert sum(x.size for x in jax.tree.leaves(params)) == qwen3.param_count(config)
     for x, s in zip(jax.tree.leaves(params), jax.tree.leaves(specs), strict=True):
@@ -113,8 +118,8 @@ def test_init_has_the_structure_and_spread_of_the_table(changes):
 
 
 def test_a_value_head_changes_no_other_parameter():
-    plain = qwen3.init(TINY, jax.random.key(1), dtype=jnp.float32)
-    with_head = qwen3.init(
+    plain = init(TINY, jax.random.key(1), dtype=jnp.float32)
+    with_head = init(
         dataclasses.replace(TINY, value_head=True), jax.random.key(1), dtype=jnp.float32
     )
     assert with_head.pop("value_head").shape == (TINY.model_dim,)
@@ -134,7 +139,7 @@ def test_values_are_read_from_the_hidden_states(params):
 def test_a_later_token_changes_no_earlier_logit(params):
     tokens_BT = random_tokens((2, 12))
     other_BT = tokens_BT.at[:, 7].set((tokens_BT[:, 7] + 1) % TINY.vocab_size)
-    a, b = (qwen3.logits(params, TINY, t) for t in (tokens_BT, other_BT))
+    a, b = (logits(params, TINY, t) for t in (tokens_BT, other_BT))
     np.testing.assert_array_equal(a[:, :7], b[:, :7])
     assert np.abs(a[:, 7:] - b[:, 7:]).min(axis=-1).max() > 1e-4
 
@@ -142,36 +147,36 @@ def test_a_later_token_changes_no_earlier_logit(params):
 def test_packed_segments_equal_each_alone(params):
     tokens_BT = random_tokens((1, 20))
     segment_ids_BT = jnp.array([[1] * 6 + [2] * 9 + [3] * 2 + [0] * 3])
-    packed_BTV = qwen3.logits(params, TINY, tokens_BT, segment_ids_BT=segment_ids_BT)
+    packed_BTV = logits(params, TINY, tokens_BT, segment_ids_BT=segment_ids_BT)
     for start, stop in ((0, 6), (6, 15), (15, 17)):
-        alone_BTV = qwen3.logits(params, TINY, tokens_BT[:, start:stop])
+        alone_BTV = logits(params, TINY, tokens_BT[:, start:stop])
         np.testing.assert_allclose(packed_BTV[:, start:stop], alone_BTV, atol=1e-5)
 
 
 def test_padding_on_either_side_changes_nothing(params):
     tokens_BT = random_tokens((2, 9))
-    want_BTV = qwen3.logits(params, TINY, tokens_BT)
+    want_BTV = logits(params, TINY, tokens_BT)
     for left, right in ((0, 5), (4, 0), (3, 3)):
         pad = ((0, 0), (left, right))
         padded_BT = jnp.pad(tokens_BT, pad, constant_values=11)
         segment_ids_BT = jnp.pad(jnp.ones_like(tokens_BT), pad)
-        got_BTV = qwen3.logits(params, TINY, padded_BT, segment_ids_BT=segment_ids_BT)
+        got_BTV = logits(params, TINY, padded_BT, segment_ids_BT=segment_ids_BT)
         np.testing.assert_allclose(got_BTV[:, left : left + 9], want_BTV, atol=1e-5)
 
 
 def test_rows_in_another_order_give_rows_in_that_order(params):
     tokens_BT, order = random_tokens((4, 8)), jnp.array([2, 0, 3, 1])
-    want_BTV = qwen3.logits(params, TINY, tokens_BT)[order]
-    np.testing.assert_allclose(qwen3.logits(params, TINY, tokens_BT[order]), want_BTV, atol=1e-5)
+    want_BTV = logits(params, TINY, tokens_BT)[order]
+    np.testing.assert_allclose(logits(params, TINY, tokens_BT[order]), want_BTV, atol=1e-5)
 
 
 def test_only_relative_positions_matter(params):
     tokens_BT = random_tokens((2, 8))
     positions_BT = jnp.broadcast_to(jnp.arange(8), (2, 8))
-    want_BTV = qwen3.logits(params, TINY, tokens_BT, positions_BT=positions_BT)
-    got_BTV = qwen3.logits(params, TINY, tokens_BT, positions_BT=positions_BT + 37)
+    want_BTV = logits(params, TINY, tokens_BT, positions_BT=positions_BT)
+    got_BTV = logits(params, TINY, tokens_BT, positions_BT=positions_BT + 37)
     np.testing.assert_allclose(got_BTV, want_BTV, atol=1e-4)
-    stretched_BTV = qwen3.logits(params, TINY, tokens_BT, positions_BT=2 * positions_BT)
+    stretched_BTV = logits(params, TINY, tokens_BT, positions_BT=2 * positions_BT)
     assert np.abs(stretched_BTV - want_BTV).max() > 1e-3
 
 
@@ -203,7 +208,7 @@ def test_gradients_of_padding_are_zero_and_all_are_finite(params):
         hidden_BTD = qwen3.hidden(p, TINY, tokens_BT, segment_ids_BT=segment_ids_BT)
         return jnp.sum(jnp.where(segment_ids_BT[..., None] > 0, jnp.sin(hidden_BTD), 0.0))
 
-    gradient = jax.grad(loss)(params)
+    gradient = jax.jit(jax.grad(loss))(params)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
     assert not np.asarray(gradient["embed"][49]).any()
     assert np.asarray(gradient["embed"][tokens_BT[0, 0]]).any()
@@ -211,8 +216,8 @@ def test_gradients_of_padding_are_zero_and_all_are_finite(params):
 
 def test_bfloat16_activations_give_float32_logits_near_the_float32_ones(params):
     tokens_BT = random_tokens((2, 12))
-    half_BTV = qwen3.logits(params, TINY, tokens_BT, dtype=jnp.bfloat16)
-    full_BTV = qwen3.logits(params, TINY, tokens_BT)
+    half_BTV = logits(params, TINY, tokens_BT, dtype=jnp.bfloat16)
+    full_BTV = logits(params, TINY, tokens_BT)
     assert half_BTV.dtype == jnp.float32
     assert qwen3.hidden(params, TINY, tokens_BT, dtype=jnp.bfloat16).dtype == jnp.bfloat16
     np.testing.assert_allclose(half_BTV, full_BTV, atol=0.05 * float(np.abs(full_BTV).max()))

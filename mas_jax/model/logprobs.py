@@ -194,5 +194,6 @@ def topk_kl(
         tail_BT = teacher_tail_BT * (teacher_log_BT - student_log_BT)
     else:
         tail_BT = student_tail_BT * (student_log_BT - teacher_log_BT)
-    kl_BT = jnp.where(mask_BT, on_support_BT + tail_BT, 0.0)
-    return kl_BT, jnp.where(mask_BT, 1.0 - teacher_tail_BT, 0.0)
+    kept_BT = mask_BT.at[:, 0].set(False)
+    kl_BT = jnp.where(kept_BT, on_support_BT + tail_BT, 0.0)
+    return kl_BT, jnp.where(kept_BT, 1.0 - teacher_tail_BT, 0.0)

@@ -108,7 +108,7 @@ def named(
 
 
 def constrain(x: jax.Array, axes: Sequence[str], *, rules: Rules = RULES) -> jax.Array:
-    """`x` (any shape) pinned to its logical sharding on the mesh that `jax.set_mesh` set, if any."""
+    """`x` (any shape) pinned to its logical sharding on the mesh of `jax.set_mesh`, if any."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, spec(axes, rules=rules))
