@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention
 
 from mas_jax.model import sharding
+from mas_jax.model.blocked_attention import blocked_rows
 
 Q_AXES = ("batch", "length", "heads", "head_dim")
 KV_AXES = ("batch", "length", "kv_heads", "head_dim")
@@ -213,15 +214,23 @@ def cudnn_mask(
     return _split_rows(CUDNN_MASK_ROWS, (q_BTNH, k_BSKH, v_BSKH, segment_ids_BT))
 
 
+def blocked(
+    q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, segment_ids_BT: jax.Array
+) -> jax.Array:
+    """Attention row by row in blocks that fit a processor's cache, [B, T, N, H]; runs anywhere."""
+    return _split_rows(blocked_rows, (q_BTNH, k_BSKH, v_BSKH, segment_ids_BT))
+
+
 BACKENDS: dict[str, Callable[..., jax.Array]] = {
     "reference": reference,
+    "blocked": blocked,
     "splash": splash,
     "splash_interpret": splash_interpret,
     "cudnn_lengths": cudnn_lengths,
     "cudnn_mask": cudnn_mask,
 }
 PLATFORMS = {"splash": "tpu", "cudnn_lengths": "gpu", "cudnn_mask": "gpu"}  # others run anywhere
-AUTO = {"tpu": "splash", "gpu": "cudnn_mask"}  # elsewhere the reference
+AUTO = {"tpu": "splash", "gpu": "cudnn_mask"}  # elsewhere blocked
 
 
 def platform() -> str:
@@ -238,7 +247,7 @@ def platform() -> str:
 def choose(backend: str, q_BTNH: jax.Array) -> str:
     """Name of the backend that runs: `backend` itself, or for "auto" the one of the platform.
 
-    "auto" is splash on TPU, cudnn_mask on GPU and reference elsewhere, also for float32 on GPU, for
+    "auto" is splash on TPU, cudnn_mask on GPU and blocked elsewhere, also for float32 on GPU, for
     which cuDNN has no kernel.
     Raises: ValueError if the backend is unknown, is another platform's, or lacks the dtype or head
     dim.
@@ -246,7 +255,7 @@ def choose(backend: str, q_BTNH: jax.Array) -> str:
     here, dtype, head_dim = platform(), q_BTNH.dtype, q_BTNH.shape[-1]
     if backend == "auto":
         has_kernel = here in AUTO and not (here == "gpu" and dtype == jnp.float32)
-        backend = AUTO[here] if has_kernel else "reference"
+        backend = AUTO[here] if has_kernel else "blocked"
     if backend not in BACKENDS:
         raise ValueError(
             f"attention backend {backend!r} is unknown; choose 'auto' or one of {sorted(BACKENDS)}"
