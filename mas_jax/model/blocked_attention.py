@@ -34,26 +34,26 @@ def _by_position(x_KJTH: jax.Array) -> jax.Array:
     return x_KJTH.transpose(2, 0, 1, 3).reshape(T, K * J, H)
 
 
-def _scores(q_KJTH: jax.Array, k_KSH: jax.Array, ids_T: jax.Array, ids_S: jax.Array) -> jax.Array:
-    """Scaled scores [K, J, T, S] float32 of the last T of S positions; unseen keys get `HIDDEN`."""
-    T, S = ids_T.shape[0], ids_S.shape[0]
-    causal_TS = jnp.arange(S - T, S)[:, None] >= jnp.arange(S)
-    bias_TS = jnp.where((ids_T[:, None] == ids_S) & causal_TS, 0.0, HIDDEN)
-    # a matrix of its own: fused into the exponentials of every head, its tests halve their speed
-    bias_TS = jax.lax.optimization_barrier(bias_TS)
+def _visible(segment_ids_BT: jax.Array) -> jax.Array:
+    """True where a query may see a key, [B, T, S]; one array, since tests inside every head's
+    exponentials would halve their speed."""
+    same_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
+    return same_BTS & jnp.tril(jnp.ones(same_BTS.shape[1:], bool))
+
+
+def _scores(q_KJTH: jax.Array, k_KSH: jax.Array, visible_TS: jax.Array) -> jax.Array:
+    """Scaled scores [K, J, T, S] float32; unseen keys get `HIDDEN`."""
     scores_KJTS = jnp.einsum("KJTH,KSH->KJTS", q_KJTH, k_KSH, preferred_element_type=jnp.float32)
-    return scores_KJTS * q_KJTH.shape[-1] ** -0.5 + bias_TS
+    return jnp.where(visible_TS, scores_KJTS * q_KJTH.shape[-1] ** -0.5, HIDDEN)
 
 
-def _forward_row(q_TNH: jax.Array, k_SKH: jax.Array, v_SKH: jax.Array, ids_S: jax.Array):
+def _forward_row(q_TNH: jax.Array, k_SKH: jax.Array, v_SKH: jax.Array, visible_TS: jax.Array):
     """One row's output [T, N, H] and log-normalisers [K, J, T] float32."""
     K = k_SKH.shape[1]
     q_KJTH, k_KSH, v_KSH = _by_head(q_TNH, K), k_SKH.swapaxes(0, 1), v_SKH.swapaxes(0, 1)
     outs, norms = [], []
     for start, end in _blocks(q_TNH.shape[0]):
-        scores_KJTS = _scores(
-            q_KJTH[:, :, start:end], k_KSH[:, :end], ids_S[start:end], ids_S[:end]
-        )
+        scores_KJTS = _scores(q_KJTH[:, :, start:end], k_KSH[:, :end], visible_TS[start:end, :end])
         top_KJT1 = jnp.max(scores_KJTS, axis=-1, keepdims=True)
         weights_KJTS = jnp.exp(scores_KJTS - top_KJT1)
         total_KJT1 = jnp.sum(weights_KJTS, axis=-1, keepdims=True)
@@ -68,7 +68,7 @@ def _forward_row(q_TNH: jax.Array, k_SKH: jax.Array, v_SKH: jax.Array, ids_S: ja
     return _by_position(jnp.concatenate(outs, axis=2)), jnp.concatenate(norms, axis=-1)
 
 
-def _backward_row(q_TNH, k_SKH, v_SKH, ids_S, out_TNH, norm_KJT, dout_TNH):
+def _backward_row(q_TNH, k_SKH, v_SKH, visible_TS, out_TNH, norm_KJT, dout_TNH):
     """One row's cotangents of q [T, N, H], k and v [S, K, H]."""
     K, H, dtype = k_SKH.shape[1], k_SKH.shape[2], q_TNH.dtype
     q_KJTH, k_KSH, v_KSH = _by_head(q_TNH, K), k_SKH.swapaxes(0, 1), v_SKH.swapaxes(0, 1)
@@ -79,7 +79,7 @@ def _backward_row(q_TNH, k_SKH, v_SKH, ids_S, out_TNH, norm_KJT, dout_TNH):
     dk_KHS = dv_KHS = jnp.zeros((K, H, k_KSH.shape[1]), jnp.float32)
     for start, end in _blocks(q_TNH.shape[0]):
         block = (slice(None), slice(None), slice(start, end))
-        scores_KJTS = _scores(q_KJTH[block], k_KSH[:, :end], ids_S[start:end], ids_S[:end])
+        scores_KJTS = _scores(q_KJTH[block], k_KSH[:, :end], visible_TS[start:end, :end])
         weights_KJTS = jnp.exp(scores_KJTS - norm_KJT[block][..., None])
         dweights_KJTS = jnp.einsum(
             "KJTH,KSH->KJTS", dout_KJTH[block], v_KSH[:, :end], preferred_element_type=jnp.float32
@@ -112,13 +112,16 @@ def blocked_rows(
 
 
 def _blocked_rows_fwd(q_BTNH, k_BSKH, v_BSKH, segment_ids_BT):
-    inputs = (q_BTNH, k_BSKH, v_BSKH, segment_ids_BT)
-    out_BTNH, norm_BKJT = jax.lax.map(lambda row: _forward_row(*row), inputs)
-    return out_BTNH, (*inputs, out_BTNH, norm_BKJT)
+    inputs = (q_BTNH, k_BSKH, v_BSKH)
+    rows = (*inputs, _visible(segment_ids_BT))
+    out_BTNH, norm_BKJT = jax.lax.map(lambda row: _forward_row(*row), rows)
+    return out_BTNH, (*inputs, segment_ids_BT, out_BTNH, norm_BKJT)
 
 
 def _blocked_rows_bwd(residuals, dout_BTNH):
-    gradients = jax.lax.map(lambda row: _backward_row(*row), (*residuals, dout_BTNH))
+    q_BTNH, k_BSKH, v_BSKH, segment_ids_BT, out_BTNH, norm_BKJT = residuals
+    rows = (q_BTNH, k_BSKH, v_BSKH, _visible(segment_ids_BT), out_BTNH, norm_BKJT, dout_BTNH)
+    gradients = jax.lax.map(lambda row: _backward_row(*row), rows)
     return (*gradients, None)
 
 

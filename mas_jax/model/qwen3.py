@@ -10,6 +10,7 @@ H head dim, L layers. Must not know: roles, episodes, losses.
 """
 
 import dataclasses
+import functools
 import math
 import zlib
 from dataclasses import dataclass
@@ -258,9 +259,45 @@ def positions_from_segments(segment_ids_BT: jax.Array) -> jax.Array:
 
 def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
     """Root-mean-square norm over the last axis: x [..., D], scale [D]; float32 inside, as x out."""
+    return _rms_norm(x, scale, eps)
+
+
+@functools.partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
+def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _swiglu(gate_BTF: jax.Array, up_BTF: jax.Array) -> jax.Array:
+    """silu(gate) * up, [B, T, F]; the backward pass keeps the two inputs and nothing between."""
+    return jax.nn.silu(gate_BTF) * up_BTF
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`jnp.einsum(spec, x, weight)` with the activations as the left operand of both gradients.
+
+    Autodiff puts the cotangent on the left of the weight's gradient; XLA on CPUs then writes the
+    (wider) cotangent out transposed, a third of a small model's backward pass.
+    """
+    return jnp.einsum(spec, x, weight)
+
+
+def _project_fwd(spec: str, x: jax.Array, weight: jax.Array):
+    return _project(spec, x, weight), (x, weight)
+
+
+def _project_bwd(spec: str, residuals, dout: jax.Array):
+    x, weight = residuals
+    operands, out_axes = spec.split("->")
+    x_axes, weight_axes = operands.split(",")
+    dx = jnp.einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight)
+    return dx, jnp.einsum(f"{x_axes},{out_axes}->{weight_axes}", x, dout)
+
+
+_project.defvjp(_project_fwd, _project_bwd)
 
 
 def rotary_frequencies(config: ModelConfig) -> np.ndarray:
@@ -306,7 +343,7 @@ def project_qkv(
     normed_BTD = rms_norm(x_BTD, layer["attn_norm"], eps=config.norm_eps)
 
     def project(weight: str, bias: str) -> jax.Array:
-        y = jnp.einsum("BTD,DNH->BTNH", normed_BTD, layer[weight].astype(dtype))
+        y = _project("BTD,DNH->BTNH", normed_BTD, layer[weight].astype(dtype))
         return y + layer[bias].astype(dtype) if config.qkv_bias else y
 
     q_BTNH, k_BTKH, v_BTKH = project("wq", "bq"), project("wk", "bk"), project("wv", "bv")
@@ -321,12 +358,12 @@ def finish_layer(
 ) -> jax.Array:
     """Second half of a layer: output projection and gated feed-forward, residuals; [B, T, D]."""
     dtype = x_BTD.dtype
-    x_BTD = x_BTD + jnp.einsum("BTNH,NHD->BTD", attended_BTNH, layer["wo"].astype(dtype))
+    x_BTD = x_BTD + _project("BTNH,NHD->BTD", attended_BTNH, layer["wo"].astype(dtype))
     normed_BTD = rms_norm(x_BTD, layer["ffw_norm"], eps=config.norm_eps)
-    gate_BTF = jnp.einsum("BTD,DF->BTF", normed_BTD, layer["w_gate"].astype(dtype))
-    up_BTF = jnp.einsum("BTD,DF->BTF", normed_BTD, layer["w_up"].astype(dtype))
-    inner_BTF = jax.nn.silu(gate_BTF) * up_BTF
-    return x_BTD + jnp.einsum("BTF,FD->BTD", inner_BTF, layer["w_down"].astype(dtype))
+    gate_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_gate"].astype(dtype))
+    up_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_up"].astype(dtype))
+    inner_BTF = _swiglu(gate_BTF, up_BTF)
+    return x_BTD + _project("BTF,FD->BTD", inner_BTF, layer["w_down"].astype(dtype))
 
 
 REMAT_POLICIES = {
