@@ -7,7 +7,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mas_jax.model import logprobs, qwen3, sharding
+from mas_jax.model import logprobs, qwen3, scoring, sharding
 
 CONFIG = qwen3.ModelConfig(
     vocab_size=64, num_layers=2, model_dim=32, ffw_dim=48, num_heads=8, num_kv_heads=4,
@@ -121,6 +121,20 @@ def test_sharded_init_equals_init_on_one_device(shape):
     want = qwen3.init(CONFIG, jax.random.key(3), dtype=jnp.float32)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
     assert got["layers"]["wq"].sharding.is_equivalent_to(shardings["layers"]["wq"], 4)
+
+
+def test_the_scoring_entry_point_equals_the_function_on_one_device(on_one_device):
+    params, (_, want_BT), _ = on_one_device
+    tokens_BT, segment_ids_BT = batch()
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    knobs = dict(temperature=1.0, chunk=16, dtype=jnp.float32)
+    score = scoring.make_score(CONFIG, mesh, **knobs)
+    assert scoring.make_score(CONFIG, mesh, **knobs) is score
+    sharded = jax.device_put(params, qwen3.param_shardings(CONFIG, mesh))
+    scores = score(sharded, tokens_BT, segment_ids_BT, jnp.ones(tokens_BT.shape, bool))
+    np.testing.assert_allclose(scores.logprobs_BT, want_BT, atol=1e-5)
+    rows = NamedSharding(mesh, sharding.spec(("batch", "length")))
+    assert scores.entropy_BT.sharding.is_equivalent_to(rows, 2)
 
 
 def test_weight_decay_reaches_matrices_only():
