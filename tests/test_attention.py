@@ -16,12 +16,13 @@ from mas_jax.model import attention, sharding
 # what runs on a CPU: the kernels interpreted, the cuDNN wrappers around jax's plain implementation
 FORMS = {
     "reference": attention.reference,
+    "blocked": attention.blocked_rows,
     "splash": attention.splash_interpret,
     "cudnn_mask": functools.partial(attention._cudnn_mask_rows, implementation="xla"),
     "cudnn_lengths": functools.partial(attention._cudnn_lengths_rows, implementation="xla"),
 }
-PACKING_FORMS = ("reference", "splash", "cudnn_mask")
-B, T, N, K, H = 2, 160, 4, 2, 32  # T is no multiple of splash's 128
+PACKING_FORMS = ("reference", "blocked", "splash", "cudnn_mask")
+B, T, N, K, H = 2, 160, 4, 2, 32  # T is no multiple of the kernels' blocks of 128
 
 
 @functools.partial(jax.jit, static_argnames="form")
@@ -186,7 +187,7 @@ def test_permuting_heads_permutes_outputs(form):
     np.testing.assert_allclose(swapped, out[:, :, [2, 3, 0, 1]], atol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["splash", "cudnn_mask", "cudnn_lengths"])
+@pytest.mark.parametrize("form", ["blocked", "splash", "cudnn_mask", "cudnn_lengths"])
 def test_eight_devices_equal_one(form):
     q, k, v, cotangent = draw(9, rows=4, length=128)
     packed = form != "cudnn_lengths"
@@ -214,7 +215,7 @@ def test_eight_devices_equal_one(form):
 # ---------------------------------------------------------------- gradients
 
 
-@pytest.mark.parametrize("form", ["splash", "cudnn_mask", "cudnn_lengths"])
+@pytest.mark.parametrize("form", ["blocked", "splash", "cudnn_mask", "cudnn_lengths"])
 def test_gradients_equal_the_reference(form):
     q, k, v, cotangent = draw(10)
     ids = SINGLE if form == "cudnn_lengths" else PACKED
@@ -259,18 +260,18 @@ def trace(*args, backend):
 
 def test_auto_follows_the_platform_that_is_compiled_for():
     half, full = placeholders(jnp.bfloat16)[0], placeholders(jnp.float32)[0]
-    assert attention.choose("auto", half) == "reference"
+    assert attention.choose("auto", half) == "blocked"
     with mesh_for("tpu", "TPU v5 lite"):
         assert attention.choose("auto", full) == "splash"
     with mesh_for("gpu", "NVIDIA H200"):
         assert attention.choose("auto", half) == "cudnn_mask"
-        assert attention.choose("auto", full) == "reference"
+        assert attention.choose("auto", full) == "blocked"
 
 
 def test_attend_runs_the_named_backend():
     q, k, v, cotangent = draw(13)
     out = jax.jit(attention.attend, static_argnames="backend")(q, k, v, PACKED, backend="auto")
-    np.testing.assert_array_equal(out, run(q, k, v, PACKED, cotangent, form="reference")[0])
+    np.testing.assert_array_equal(out, run(q, k, v, PACKED, cotangent, form="blocked")[0])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 Each case is one model size and one kind of rows. Both sides load the same checkpoint and work on
 the same tokens, each in a process of its own; their runs alternate, so that a machine whose speed
-drifts slows both, and what is reported is the median of the ratios of neighbouring runs.
+drifts slows both, and what is reported is the median of the ratios of neighbouring runs. (At the
+full vocabulary the two do not fit into memory together and run one after the other.) On packed
+rows the peer may also pad a sequence a row; for scoring and training it gets what is faster.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ from rich.table import Table
 
 from mas_jax.model import hf, qwen3
 
-ROWS, LENGTH = 16, 512
+LENGTH = 512
 MIN_TOKENS, MAX_TOKENS = 40, 240  # of a toy trace
 # glibc gives large arrays fresh pages on every allocation; huge pages make that cheap, for both
 ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "JAX_PLATFORMS": "cpu"}
@@ -35,13 +37,18 @@ ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "JAX_PLATFORMS": "cpu
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. together: both processes alive at once, which needs their memory together."""
+    """One comparison of `runs` timed runs a side.
+
+    rows: "full" or "packed", and how many. chunk: logit rows that our kernel holds at once.
+    alone: one side's process after the other's; without a warm-up, since a step takes minutes.
+    """
 
     size: str
     rows: str
+    num_rows: int
     runs: int
     chunk: int
-    together: bool = True
+    alone: bool = False
 
 
 SLICE = dataclasses.replace(qwen3.PRESETS["qwen3-0.6b"], num_layers=2)
@@ -51,46 +58,45 @@ CONFIGS = {
     "qwen3-0.6b, 2 layers": SLICE,
 }
 CASES = [
-    Case("toy-1m", "packed", 9, 4096),
-    Case("toy-1m", "full", 9, 4096),
-    Case("toy-30m", "packed", 3, 4096),
-    Case("toy-30m", "full", 3, 4096),
-    # at the full vocabulary one step takes minutes: one run each, without a warm-up
-    Case("qwen3-0.6b, 2 layers", "packed", 1, 256, together=False),
-    Case("qwen3-0.6b, 2 layers", "full", 1, 256, together=False),
+    Case("toy-1m", "packed", 16, 9, 4096),
+    Case("toy-1m", "full", 16, 9, 4096),
+    Case("toy-30m", "packed", 16, 3, 4096),
+    Case("toy-30m", "full", 16, 3, 4096),
+    Case("qwen3-0.6b, 2 layers", "packed", 4, 2, 256),
+    Case("qwen3-0.6b, 2 layers", "full", 16, 1, 256, alone=True),
 ]
 
 
-def make_work(vocab_size: int, rows: str, *, seed: int) -> dict[str, np.ndarray]:
+def make_work(vocab_size: int, rows: str, num_rows: int, *, seed: int) -> dict[str, np.ndarray]:
     """Random tokens [B, T], segment ids (0: padding) and loss weights of one batch.
 
     rows: "full" is one sequence a row; "packed" fits ragged sequences of the toy workload's lengths
     into the rows, first fit.
     """
     rng = np.random.default_rng(seed)
-    segment_ids_BT = np.zeros((ROWS, LENGTH), np.int32)
+    segment_ids_BT = np.zeros((num_rows, LENGTH), np.int32)
     if rows == "full":
         segment_ids_BT[:] = 1
-    used, segments, misses = [0] * ROWS, [0] * ROWS, 0
+    used, segments, misses = [0] * num_rows, [0] * num_rows, 0
     while rows == "packed" and misses < 20:
         length = int(rng.integers(MIN_TOKENS, MAX_TOKENS + 1))
-        row = next((r for r in range(ROWS) if used[r] + length <= LENGTH), None)
+        row = next((r for r in range(num_rows) if used[r] + length <= LENGTH), None)
         misses += row is None
         if row is not None:
             segments[row] += 1
             segment_ids_BT[row, used[row] : used[row] + length] = segments[row]
             used[row] += length
     return {
-        "tokens": rng.integers(0, vocab_size, (ROWS, LENGTH), dtype=np.int32),
+        "tokens": rng.integers(0, vocab_size, (num_rows, LENGTH), dtype=np.int32),
         "segment_ids": segment_ids_BT,
-        "weights": rng.normal(size=(ROWS, LENGTH)).astype(np.float32),
+        "weights": rng.normal(size=(num_rows, LENGTH)).astype(np.float32),
     }
 
 
 class Worker:
-    """One side's process (`model_workers.py`): started on entry, ended on exit."""
+    """One side's process (`model_workers.py`), from construction to `close`."""
 
-    def __init__(self, side: str, arguments: dict) -> None:
+    def __init__(self, side: str, **arguments: object) -> None:
         command = [sys.executable, "-m", "mas_jax.benchmarks.model_workers", side]
         self._process = subprocess.Popen(
             [*command, json.dumps(arguments)],
@@ -103,7 +109,10 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
-            raise RuntimeError(f"benchmark worker {self._process.args[3]} ended with code {code}")
+            raise RuntimeError(
+                f"benchmark worker {self._process.args[3]} ended with code {code}; its error is "
+                "above (-9: out of memory)"
+            )
         return json.loads(line)
 
     def ask(self, command: str) -> dict:
@@ -111,28 +120,54 @@ class Worker:
         self._process.stdin.write(command + "\n")
         return self._read()
 
-    def close(self) -> int:
-        """Ends the process; its peak resident memory in bytes."""
-        peak_bytes = self.ask("exit")["peak_bytes"]
+    def close(self) -> dict:
+        """Ends the process: its peak memory and the digest after its training runs."""
+        last = self.ask("exit")
         self._process.wait()
-        return peak_bytes
+        return last
+
+
+def _fastest_layouts(case: Case, directory: str) -> dict[str, str]:
+    """The peer's best layout for each command, each tried in a process of its own."""
+    if case.rows == "full":
+        return {"score": "full", "train": "full"}
+    seconds = {}
+    for layout in ("packed", "padded"):
+        layouts = {"score": layout, "train": layout}
+        worker = Worker("peer", directory=directory, layouts=layouts, warm_up=True)
+        for command in layouts:
+            seconds[command, layout] = worker.ask(command)["seconds"]
+        worker.close()
+    return {
+        command: min(("packed", "padded"), key=lambda layout: seconds[command, layout])
+        for command in ("score", "train")
+    }
 
 
 def _measure(case: Case, arguments: dict[str, dict]) -> dict[str, dict]:
-    """Seconds of each run and peak bytes of both sides."""
-    results = {side: {"score_s": [], "train_s": []} for side in arguments}
-    turns = [tuple(arguments)] if case.together else [(side,) for side in arguments]
+    """Seconds of each run, digests and peak bytes of both sides."""
+    results = {side: {"score": [], "train": []} for side in arguments}
+    turns = [(side,) for side in arguments] if case.alone else [tuple(arguments)]
     for sides in turns:
-        workers = {side: Worker(side, arguments[side]) for side in sides}
+        workers = {side: Worker(side, **arguments[side]) for side in sides}
         for command in ("score", "train"):
             for _ in range(case.runs):
                 for side, worker in workers.items():
-                    seconds = worker.ask(command)["seconds"]
-                    results[side][f"{command}_s"].append(seconds)
+                    results[side][command].append(worker.ask(command)["seconds"])
         for side, worker in workers.items():
-            results[side] |= worker.ready
-            results[side]["peak_bytes"] = worker.close()
+            results[side] |= worker.ready | worker.close()
     return results
+
+
+def _check_same_work(case: Case, results: dict[str, dict]) -> None:
+    """Raises RuntimeError unless both sides' log-probs agree, before and after training."""
+    for digest in ("digest", "trained_digest"):
+        ours, peer = (results[side][digest] for side in ("ours", "peer"))
+        if abs(ours - peer) > 1e-3 * max(1.0, abs(peer)):
+            raise RuntimeError(
+                f"{case.size}, {case.rows} rows: the weighted sum of log-probs ({digest}) is "
+                f"{ours} here and {peer} in transformers; the two do not do the same work"
+            )
 
 
 def run_case(case: Case) -> dict:
@@ -145,41 +180,32 @@ def run_case(case: Case) -> dict:
         params = qwen3.init(config, jax.random.key(0), dtype=jnp.float32)
         hf.save(Path(directory) / "model", config, params)
         del params
-        work = make_work(config.vocab_size, case.rows, seed=0)
+        work = make_work(config.vocab_size, case.rows, case.num_rows, seed=0)
         np.savez(Path(directory) / "work.npz", **work)
-        layouts = {"full": ["full"], "packed": ["packed", "padded"]}[case.rows]
-        shared = dict(directory=directory, warm_up=case.runs > 1)
-        results = _measure(
-            case,
-            {
-                "ours": dict(shared, chunk=case.chunk),
-                "peer": dict(shared, layouts=layouts if case.runs > 1 else layouts[:1]),
-            },
-        )
+        layouts = _fastest_layouts(case, directory)
+        shared = dict(directory=directory, warm_up=not case.alone)
+        arguments = {"ours": shared | {"chunk": case.chunk}, "peer": shared | {"layouts": layouts}}
+        results = _measure(case, arguments)
+    _check_same_work(case, results)
     ours, peer = results["ours"], results["peer"]
-    gap = abs(ours["digest"] - peer["digest"])
-    if gap > 1e-3 * max(1.0, abs(peer["digest"])):
-        raise RuntimeError(
-            f"{case.size}, {case.rows} rows: the weighted sum of log-probs is {ours['digest']} "
-            f"here and {peer['digest']} in transformers; the two sides do not do the same work"
-        )
     ratios = {
-        kind: statistics.median(p / o for o, p in zip(ours[kind], peer[kind], strict=True))
-        for kind in ("score_s", "train_s")
+        f"{kind}_ratio": statistics.median(
+            p / o for o, p in zip(ours[kind], peer[kind], strict=True)
+        )
+        for kind in ("score", "train")
     }
     return {
         **dataclasses.asdict(case),
         "tokens": int((work["segment_ids"] > 0).sum()),
-        "ours": ours,
-        "peer": peer,
-        "score_ratio": ratios["score_s"],
-        "train_ratio": ratios["train_s"],
+        "peer_layouts": layouts,
+        **results,
+        **ratios,
         "memory_ratio": ours["peak_bytes"] / peer["peak_bytes"],
     }
 
 
 def table(cases: list[dict]) -> Table:
-    """The results as a console table: tokens/s of both sides and their ratios."""
+    """The results as a console table: ours / peer in tokens/s and GB, then ours over peer."""
     result = Table(title="mas_jax against transformers (torch), float32, this CPU")
     for heading in (
         "model",
@@ -195,18 +221,18 @@ def table(cases: list[dict]) -> Table:
         result.add_column(heading, justify="left" if heading in ("model", "rows") else "right")
     for c in cases:
         rates = {
-            kind: [
+            kind: " / ".join(
                 f"{c['tokens'] / statistics.median(c[side][kind]):,.0f}"
                 for side in ("ours", "peer")
-            ]
-            for kind in ("score_s", "train_s")
+            )
+            for kind in ("score", "train")
         }
-        peaks = [f"{c[side]['peak_bytes'] / 1e9:.2f}" for side in ("ours", "peer")]
+        peaks = " / ".join(f"{c[side]['peak_bytes'] / 1e9:.2f}" for side in ("ours", "peer"))
         result.add_row(
-            c["size"], f"{c['rows']} (peer: {c['peer']['layout']})", str(c["tokens"]),
-            " / ".join(rates["score_s"]), f"{c['score_ratio']:.2f}",
-            " / ".join(rates["train_s"]), f"{c['train_ratio']:.2f}",
-            " / ".join(peaks), f"{c['memory_ratio']:.2f}",
+            c["size"], c["rows"], str(c["tokens"]),
+            rates["score"], f"{c['score_ratio']:.2f}",
+            rates["train"], f"{c['train_ratio']:.2f}",
+            peaks, f"{c['memory_ratio']:.2f}",
         )  # fmt: skip
     return result
 

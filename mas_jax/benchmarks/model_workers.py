@@ -1,13 +1,14 @@
 """The two sides of the model benchmark: one process each, the same weights and tokens.
 
 A worker prints one JSON line when it is ready, then answers each line on its standard input
-("score", "train") with the seconds that one run of it took, and "exit" with its peak memory.
-Both compute the log-prob of every predictable token (score) and one AdamW step on the loss
--sum(weight x log-prob) / tokens (train), in float32.
+("score", "train") with the seconds that one run of it took, and "exit" with its peak memory and the
+sum of weight x log-prob after the training runs it made, by which the parent sees that both sides
+did the same work. Score is the log-prob of every predictable token; train is one AdamW step on
+-sum(weight x log-prob) / tokens. All in float32.
 """
 
 import json
-import resource
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-LEARNING_RATE = 1e-5
+LEARNING_RATE, WEIGHT_DECAY = 1e-5, 0.01
 
 
 def _answer(**fields) -> None:
@@ -23,17 +24,24 @@ def _answer(**fields) -> None:
     sys.stdout.flush()
 
 
-def serve(runs: dict[str, Callable[[], None]], *, warm_up: bool, **ready) -> None:
+def _peak_bytes() -> int:
+    """This process's own peak; `ru_maxrss` would carry over the parent's from before the exec."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+
+
+def _serve(runs: dict[str, Callable[[], None]], digest: Callable[[], float], *, warm_up: bool):
     """Runs what the parent asks for, one timed run a line, until it says "exit"."""
+    first = digest()
     if warm_up:
         for run in runs.values():
             run()
-    _answer(**ready)
+    _answer(digest=first)
     for line in sys.stdin:
         command = line.strip()
         if command == "exit":
-            peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            _answer(peak_bytes=1024 * peak_kb)
+            peak_bytes = _peak_bytes()
+            _answer(peak_bytes=peak_bytes, trained_digest=digest())
             return
         start = time.perf_counter()
         runs[command]()
@@ -49,37 +57,38 @@ def ours(directory: Path, work: dict[str, np.ndarray], *, chunk: int, warm_up: b
     from mas_jax.model import hf, logprobs, qwen3
 
     config, params = hf.load(directory, dtype=jnp.float32)
-    optimizer = optax.adamw(LEARNING_RATE)
-    tokens_BT, segment_ids_BT = jnp.asarray(work["tokens"]), jnp.asarray(work["segment_ids"])
-    weights_BT = jnp.asarray(work["weights"])
-    mask_BT = logprobs.predictable(segment_ids_BT)
+    optimizer = optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    batch = {name: jnp.asarray(x) for name, x in work.items()}
 
-    def score(params):
-        hidden_BTD = qwen3.hidden(params, config, tokens_BT, segment_ids_BT=segment_ids_BT)
+    def score(params, batch):
+        segment_ids_BT = batch["segment_ids"]
+        hidden_BTD = qwen3.hidden(params, config, batch["tokens"], segment_ids_BT=segment_ids_BT)
         head = logprobs.Head(hidden_BTD, qwen3.unembedding(params, config), config.vocab_size)
-        return logprobs.token_logprobs(head, tokens_BT, mask_BT, temperature=1.0, chunk=chunk)
+        mask_BT = logprobs.predictable(segment_ids_BT)
+        return logprobs.token_logprobs(head, batch["tokens"], mask_BT, temperature=1.0, chunk=chunk)
 
-    def train(params, state):
+    def train(params, state, batch):
         def loss(params):
-            return -jnp.sum(score(params) * weights_BT) / jnp.sum(mask_BT)
+            tokens = jnp.sum(logprobs.predictable(batch["segment_ids"]))
+            return -jnp.sum(score(params, batch) * batch["weights"]) / tokens
 
         updates, state = optimizer.update(jax.grad(loss)(params), state, params)
         return optax.apply_updates(params, updates), state
 
-    holder = {"state": (params, optimizer.init(params))}
-    score_fn = jax.jit(score).lower(params).compile()
-    train_fn = jax.jit(train, donate_argnums=(0, 1)).lower(*holder["state"]).compile()
-    logprobs_BT = np.asarray(score_fn(params))
+    held = [params, optimizer.init(params)]
     del params
-
-    def run_score() -> None:
-        jax.block_until_ready(score_fn(holder["state"][0]))
+    score_fn = jax.jit(score).lower(held[0], batch).compile()
+    train_fn = jax.jit(train, donate_argnums=(0, 1)).lower(*held, batch).compile()
 
     def run_train() -> None:
-        holder["state"] = jax.block_until_ready(train_fn(*holder["state"]))
+        held[:] = jax.block_until_ready(train_fn(*held, batch))
 
-    digest = float(np.sum(logprobs_BT.astype(np.float64) * work["weights"]))
-    serve({"score": run_score, "train": run_train}, warm_up=warm_up, digest=digest, layout="packed")
+    runs = {"score": lambda: jax.block_until_ready(score_fn(held[0], batch)), "train": run_train}
+    _serve(
+        runs,
+        lambda: float(np.sum(np.float64(score_fn(held[0], batch)) * work["weights"])),
+        warm_up=warm_up,
+    )
 
 
 def _padded(work: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -103,13 +112,33 @@ def _positions(segment_ids_BT: np.ndarray) -> np.ndarray:
     return positions_BT
 
 
-def peer(
-    directory: Path, work: dict[str, np.ndarray], *, layouts: list[str], warm_up: bool
-) -> None:
+def _laid_out(work: dict[str, np.ndarray], layout: str):
+    """The work as torch tensors: tokens, targets, mask and weights [B, T], and the model's inputs.
+
+    layout: "full" (whole rows, no mask), "packed" (the same rows, whose sequences transformers
+    tells apart by their positions) or "padded" (a sequence a row, with an attention mask).
+    """
+    import torch
+
+    work = _padded(work) if layout == "padded" else work
+    tokens_BT = torch.from_numpy(work["tokens"].astype(np.int64))
+    ids_BT = torch.from_numpy(work["segment_ids"])
+    # targets moved instead of logits: a shifted view of [B, T, V] would be copied
+    mask_BT = (ids_BT == ids_BT.roll(-1, dims=1)) & (ids_BT > 0)
+    mask_BT[:, -1] = False
+    weights_BT = torch.from_numpy(work["weights"]).roll(-1, dims=1)
+    inputs = {}
+    if layout == "padded":
+        inputs = {"attention_mask": ids_BT.long()}
+    if layout == "packed":
+        inputs = {"position_ids": torch.from_numpy(_positions(work["segment_ids"]))}
+    return tokens_BT, tokens_BT.roll(-1, dims=1), mask_BT, weights_BT, inputs
+
+
+def peer(directory: Path, work: dict[str, np.ndarray], *, layouts: dict, warm_up: bool) -> None:
     """transformers in torch: scaled-dot-product attention, fused cross-entropy, fused AdamW.
 
-    layouts: what to try ("packed": the same rows, told apart by their positions; "padded": a
-    sequence a row; "full": whole rows, no mask); the one that trains faster is measured.
+    layouts: the layout for each of "score" and "train", see `_laid_out`.
     """
     import torch
     from torch.nn import functional
@@ -118,57 +147,34 @@ def peer(
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="sdpa"
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    laid_out = {layout: _laid_out(work, layout) for layout in set(layouts.values())}
 
-    def runs_of(layout: str):
-        laid_out = _padded(work) if layout == "padded" else work
-        tokens_BT = torch.from_numpy(laid_out["tokens"].astype(np.int64))
-        ids_BT = torch.from_numpy(laid_out["segment_ids"])
-        # targets moved instead of logits: a shifted view of [B, T, V] would be copied
-        targets_BT = tokens_BT.roll(-1, dims=1)
-        mask_BT = (ids_BT == ids_BT.roll(-1, dims=1)) & (ids_BT > 0)
-        mask_BT[:, -1] = False
-        weights_BT = torch.from_numpy(laid_out["weights"]).roll(-1, dims=1)
-        inputs = {
-            "full": lambda: {},
-            "padded": lambda: {"attention_mask": ids_BT.long()},
-            "packed": lambda: {
-                "position_ids": torch.from_numpy(_positions(laid_out["segment_ids"]))
-            },
-        }[layout]()
+    def score(command: str) -> torch.Tensor:
+        tokens_BT, targets_BT, mask_BT, _, inputs = laid_out[layouts[command]]
+        logits_BTV = model(input_ids=tokens_BT, use_cache=False, **inputs).logits
+        nll = functional.cross_entropy(
+            logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none"
+        )
+        return torch.where(mask_BT, -nll.view_as(mask_BT), 0.0)
 
-        def score() -> torch.Tensor:
-            logits_BTV = model(input_ids=tokens_BT, use_cache=False, **inputs).logits
-            nll = functional.cross_entropy(
-                logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none"
-            )
-            return torch.where(mask_BT, -nll.view_as(mask_BT), 0.0)
+    def run_score() -> torch.Tensor:
+        with torch.inference_mode():
+            return score("score")
 
-        def run_score() -> torch.Tensor:
-            with torch.inference_mode():
-                return score()
+    def run_train() -> None:
+        _, _, mask_BT, weights_BT, _ = laid_out[layouts["train"]]
+        (-(score("train") * weights_BT).sum() / mask_BT.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
-        def run_train() -> None:
-            (-(score() * weights_BT).sum() / mask_BT.sum()).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        return run_score, run_train, weights_BT
-
-    tried = {layout: runs_of(layout) for layout in layouts}
-    run_score, _, weights_BT = tried[layouts[0]]
-    digest = float((run_score().double() * weights_BT).sum())
-    best = layouts[0]
-    if len(layouts) > 1:
-        seconds = {}
-        for layout, (_, run_train, _) in tried.items():
-            run_train()
-            start = time.perf_counter()
-            run_train()
-            seconds[layout] = time.perf_counter() - start
-        best = min(seconds, key=seconds.get)
-    run_score, run_train, _ = tried[best]
-    serve({"score": run_score, "train": run_train}, warm_up=warm_up, digest=digest, layout=best)
+    _serve(
+        {"score": run_score, "train": run_train},
+        lambda: float((run_score().double() * laid_out[layouts["score"]][3]).sum()),
+        warm_up=warm_up,
+    )
 
 
 def main() -> None:
