@@ -40,6 +40,7 @@ setup(
         "test": [
             "accelerate>=1.10",  # transformers' GGUF loader
             "chex>=0.1.90",
+            "filelock>=3.15",
             "gguf>=0.17",
             "hypothesis>=6.100",
             "pytest>=8",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the default test suite, on a fresh machine after making and filling .venv.
 #   bash launch/test.sh                 the default suite
-#   bash launch/test.sh -m slow         the long tests; any pytest arguments pass through
+#   bash launch/test.sh -k greedy       any pytest arguments pass through
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh

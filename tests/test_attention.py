@@ -119,6 +119,17 @@ def test_splash_in_several_blocks_equals_the_reference():
         np.testing.assert_allclose(ours_x, expected_x, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [128, 129, 700, 2200])
+def test_blocked_equals_the_reference_across_block_edges(length):
+    # one block, a block and one token, several blocks, and more tokens than the blocks' least size
+    q, k, v, cotangent = draw(4, rows=1, length=length)
+    ids = ids_of((length // 3, length // 2), length=length)
+    ours = run(q, k, v, ids, cotangent, form="blocked")
+    expected = run(q, k, v, ids, cotangent, form="reference")
+    for ours_x, expected_x in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(ours_x, expected_x, atol=1e-5)
+
+
 @pytest.mark.parametrize("form", PACKING_FORMS)
 def test_bfloat16_is_rounded_only(form):
     q, k, v, _ = (x.astype(jnp.bfloat16) for x in draw(3))

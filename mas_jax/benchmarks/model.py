@@ -7,6 +7,7 @@ full vocabulary the two do not fit into memory together and run one after the ot
 rows the peer may also pad a sequence a row; for scoring and training it gets what is faster.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -94,7 +95,7 @@ def make_work(vocab_size: int, rows: str, num_rows: int, *, seed: int) -> dict[s
 
 
 class Worker:
-    """One side's process (`model_workers.py`), from construction to `close`."""
+    """One side's process (`model_workers.py`) while the `with` block lasts."""
 
     def __init__(self, side: str, **arguments: object) -> None:
         command = [sys.executable, "-m", "mas_jax.benchmarks.model_workers", side]
@@ -104,6 +105,13 @@ class Worker:
             env={**os.environ, **ENVIRONMENT},
         )  # fmt: skip
         self.ready = self._read()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def _read(self) -> dict:
         line = self._process.stdout.readline()
@@ -121,10 +129,8 @@ class Worker:
         return self._read()
 
     def close(self) -> dict:
-        """Ends the process: its peak memory and the digest after its training runs."""
-        last = self.ask("exit")
-        self._process.wait()
-        return last
+        """The worker's last answer: its peak memory and the digest after its training runs."""
+        return self.ask("exit")
 
 
 def _fastest_layouts(case: Case, directory: str) -> dict[str, str]:
@@ -134,10 +140,9 @@ def _fastest_layouts(case: Case, directory: str) -> dict[str, str]:
     seconds = {}
     for layout in ("packed", "padded"):
         layouts = {"score": layout, "train": layout}
-        worker = Worker("peer", directory=directory, layouts=layouts, warm_up=True)
-        for command in layouts:
-            seconds[command, layout] = worker.ask(command)["seconds"]
-        worker.close()
+        with Worker("peer", directory=directory, layouts=layouts, warm_up=True) as worker:
+            for command in layouts:
+                seconds[command, layout] = worker.ask(command)["seconds"]
     return {
         command: min(("packed", "padded"), key=lambda layout: seconds[command, layout])
         for command in ("score", "train")
@@ -149,13 +154,14 @@ def _measure(case: Case, arguments: dict[str, dict]) -> dict[str, dict]:
     results = {side: {"score": [], "train": []} for side in arguments}
     turns = [(side,) for side in arguments] if case.alone else [tuple(arguments)]
     for sides in turns:
-        workers = {side: Worker(side, **arguments[side]) for side in sides}
-        for command in ("score", "train"):
-            for _ in range(case.runs):
-                for side, worker in workers.items():
-                    results[side][command].append(worker.ask(command)["seconds"])
-        for side, worker in workers.items():
-            results[side] |= worker.ready | worker.close()
+        with contextlib.ExitStack() as stack:
+            workers = {s: stack.enter_context(Worker(s, **arguments[s])) for s in sides}
+            for command in ("score", "train"):
+                for _ in range(case.runs):
+                    for side, worker in workers.items():
+                        results[side][command].append(worker.ask(command)["seconds"])
+            for side, worker in workers.items():
+                results[side] |= worker.ready | worker.close()
     return results
 
 

@@ -60,30 +60,30 @@ def ours(directory: Path, work: dict[str, np.ndarray], *, chunk: int, warm_up: b
     optimizer = optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     batch = {name: jnp.asarray(x) for name, x in work.items()}
 
-    def score(params, batch):
+    def _score(params, batch):
         segment_ids_BT = batch["segment_ids"]
         hidden_BTD = qwen3.hidden(params, config, batch["tokens"], segment_ids_BT=segment_ids_BT)
         head = logprobs.Head(hidden_BTD, qwen3.unembedding(params, config), config.vocab_size)
         mask_BT = logprobs.predictable(segment_ids_BT)
         return logprobs.token_logprobs(head, batch["tokens"], mask_BT, temperature=1.0, chunk=chunk)
 
-    def train(params, state, batch):
-        def loss(params):
+    def _train(params, state, batch):
+        def _loss(params):
             tokens = jnp.sum(logprobs.predictable(batch["segment_ids"]))
-            return -jnp.sum(score(params, batch) * batch["weights"]) / tokens
+            return -jnp.sum(_score(params, batch) * batch["weights"]) / tokens
 
-        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        updates, state = optimizer.update(jax.grad(_loss)(params), state, params)
         return optax.apply_updates(params, updates), state
 
     held = [params, optimizer.init(params)]
     del params
-    score_fn = jax.jit(score).lower(held[0], batch).compile()
-    train_fn = jax.jit(train, donate_argnums=(0, 1)).lower(*held, batch).compile()
+    score_fn = jax.jit(_score).lower(held[0], batch).compile()
+    train_fn = jax.jit(_train, donate_argnums=(0, 1)).lower(*held, batch).compile()
 
-    def run_train() -> None:
+    def _run_train() -> None:
         held[:] = jax.block_until_ready(train_fn(*held, batch))
 
-    runs = {"score": lambda: jax.block_until_ready(score_fn(held[0], batch)), "train": run_train}
+    runs = {"score": lambda: jax.block_until_ready(score_fn(held[0], batch)), "train": _run_train}
     _serve(
         runs,
         lambda: float(np.sum(np.float64(score_fn(held[0], batch)) * work["weights"])),
@@ -152,7 +152,7 @@ def peer(directory: Path, work: dict[str, np.ndarray], *, layouts: dict, warm_up
     )
     laid_out = {layout: _laid_out(work, layout) for layout in set(layouts.values())}
 
-    def score(command: str) -> torch.Tensor:
+    def _score(command: str) -> torch.Tensor:
         tokens_BT, targets_BT, mask_BT, _, inputs = laid_out[layouts[command]]
         logits_BTV = model(input_ids=tokens_BT, use_cache=False, **inputs).logits
         nll = functional.cross_entropy(
@@ -160,19 +160,19 @@ def peer(directory: Path, work: dict[str, np.ndarray], *, layouts: dict, warm_up
         )
         return torch.where(mask_BT, -nll.view_as(mask_BT), 0.0)
 
-    def run_score() -> torch.Tensor:
+    def _run_score() -> torch.Tensor:
         with torch.inference_mode():
-            return score("score")
+            return _score("score")
 
-    def run_train() -> None:
+    def _run_train() -> None:
         _, _, mask_BT, weights_BT, _ = laid_out[layouts["train"]]
-        (-(score("train") * weights_BT).sum() / mask_BT.sum()).backward()
+        (-(_score("train") * weights_BT).sum() / mask_BT.sum()).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     _serve(
-        {"score": run_score, "train": run_train},
-        lambda: float((run_score().double() * laid_out[layouts["score"]][3]).sum()),
+        {"score": _run_score, "train": _run_train},
+        lambda: float((_run_score().double() * laid_out[layouts["score"]][3]).sum()),
         warm_up=warm_up,
     )
 

@@ -59,7 +59,8 @@ def on_mesh(
 ) -> jax.Array:
     """`kernel(*args)`, on each device's own part of every argument where `jax.set_mesh` is active.
 
-    XLA cannot split a kernel by itself. in_axes, out_axes: logical axis names, one a dimension.
+    XLA cannot split a kernel by itself. in_axes, out_axes: logical axis names, one a dimension of
+    each array's shape.
     Raises: ValueError if a dimension of an argument is not divisible by its mesh axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -176,6 +177,7 @@ CUDNN_MASK_ROWS = functools.partial(_cudnn_mask_rows, implementation="cudnn")
 
 
 def _split_rows(kernel: Callable[..., jax.Array], args: Sequence[jax.Array]) -> jax.Array:
+    """`kernel` on each device's rows and heads of q, k, v and segment ids, in `attend`'s shapes."""
     return on_mesh(kernel, args, in_axes=(Q_AXES, KV_AXES, KV_AXES, ROW_AXES), out_axes=Q_AXES)
 
 

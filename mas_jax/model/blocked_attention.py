@@ -1,7 +1,8 @@
 """Attention for CPUs: one row at a time, query blocks against the keys before them.
 
-The scores of a row stay in the processor's cache, those after the diagonal are never computed, and
-the backward pass makes them again from a saved normaliser instead of keeping [B, N, T, S] arrays.
+For rows of up to a few thousand tokens the scores stay in the processor's cache; those after the
+diagonal are never computed, and the backward pass makes them again from a saved normaliser instead
+of keeping [B, N, T, S] arrays. What grows with the square of a row is a mask of one byte a pair.
 
 Dimensions: T query positions (of a block, or of the row), S key positions up to a block's end,
 B rows, N query heads, K key/value heads, J query heads per key/value head (N = K J), H head dim.
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 MIN_BLOCK = 128  # query positions of a block: [J 128, S] matrices keep two cores busy
-MAX_BLOCKS = 8  # blocks are unrolled; longer rows get longer blocks
+MAX_BLOCKS = 16  # blocks are unrolled; longer rows get longer blocks
 HIDDEN = -1e30  # score of a key that a query may not see; finite: exp(HIDDEN - max) is 0
 
 
@@ -47,7 +48,9 @@ def _scores(q_KJTH: jax.Array, k_KSH: jax.Array, visible_TS: jax.Array) -> jax.A
     return jnp.where(visible_TS, scores_KJTS * q_KJTH.shape[-1] ** -0.5, HIDDEN)
 
 
-def _forward_row(q_TNH: jax.Array, k_SKH: jax.Array, v_SKH: jax.Array, visible_TS: jax.Array):
+def _forward_row(
+    q_TNH: jax.Array, k_SKH: jax.Array, v_SKH: jax.Array, visible_TS: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """One row's output [T, N, H] and log-normalisers [K, J, T] float32."""
     K = k_SKH.shape[1]
     q_KJTH, k_KSH, v_KSH = _by_head(q_TNH, K), k_SKH.swapaxes(0, 1), v_SKH.swapaxes(0, 1)
@@ -68,7 +71,15 @@ def _forward_row(q_TNH: jax.Array, k_SKH: jax.Array, v_SKH: jax.Array, visible_T
     return _by_position(jnp.concatenate(outs, axis=2)), jnp.concatenate(norms, axis=-1)
 
 
-def _backward_row(q_TNH, k_SKH, v_SKH, visible_TS, out_TNH, norm_KJT, dout_TNH):
+def _backward_row(
+    q_TNH: jax.Array,
+    k_SKH: jax.Array,
+    v_SKH: jax.Array,
+    visible_TS: jax.Array,
+    out_TNH: jax.Array,
+    norm_KJT: jax.Array,
+    dout_TNH: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One row's cotangents of q [T, N, H], k and v [S, K, H]."""
     K, H, dtype = k_SKH.shape[1], k_SKH.shape[2], q_TNH.dtype
     q_KJTH, k_KSH, v_KSH = _by_head(q_TNH, K), k_SKH.swapaxes(0, 1), v_SKH.swapaxes(0, 1)

@@ -6,8 +6,9 @@ here, the chunked and sharded summation in `vocab_sums.py`.
 Entry t of every [B, T] result belongs to the distribution that predicts `tokens_BT[:, t]`: it reads
 `hidden_BTD[:, t - 1]`, and is 0 where the mask is False and at t = 0. Nats, float32. Masks should
 also leave out the first token of each packed segment: `predictable` gives all that have a context.
-`chunk` is the number of logit rows [V] held at once, in all: the peak is about 4 chunk V bytes,
-backwards plus the unembedding's gradient. Cost is that of the masked-in tokens.
+`chunk` is the number of logit rows [V] that a device holds at once, for both models of a pair
+together: the peak is about 4 chunk V bytes (V: the device's part of the vocabulary), backwards plus
+the unembedding's gradient. Cost is that of the masked-in tokens.
 
 Dimensions: B rows, T positions, D model, V vocabulary, C tokens of one chunk.
 Must not know: models, roles, losses.
@@ -15,6 +16,7 @@ Must not know: models, roles, losses.
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -34,33 +36,37 @@ __all__ = [
     "topk_kl",
 ]
 
+Log = jax.Array | None  # [C, V]
+Terms = tuple[jax.Array, ...]
+
+
 # Pointwise terms: log-probs of student and teacher [C, V], a selection [C, V] of the vocabulary.
 
 
-def _logprob_terms(plan, student_CV, teacher_CV, selected_CV):
+def _logprob_terms(plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log) -> Terms:
     return (jnp.where(selected_CV, student_CV, 0.0),)
 
 
-def _entropy_terms(plan, student_CV, teacher_CV, selected_CV):
+def _entropy_terms(plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log) -> Terms:
     return (-jnp.exp(student_CV) * student_CV,)
 
 
-def _logprob_entropy_terms(plan, student_CV, teacher_CV, selected_CV):
+def _logprob_entropy_terms(plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log) -> Terms:
     return (
         *_logprob_terms(plan, student_CV, teacher_CV, selected_CV),
         *_entropy_terms(plan, student_CV, teacher_CV, selected_CV),
     )
 
 
-def _forward_kl_terms(plan, student_CV, teacher_CV, selected_CV):
+def _forward_kl_terms(plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log) -> Terms:
     return (jnp.exp(teacher_CV) * (teacher_CV - student_CV),)
 
 
-def _reverse_kl_terms(plan, student_CV, teacher_CV, selected_CV):
+def _reverse_kl_terms(plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log) -> Terms:
     return (jnp.exp(student_CV) * (student_CV - teacher_CV),)
 
 
-def _jsd_terms(plan, student_CV, teacher_CV, selected_CV):
+def _jsd_terms(plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log) -> Terms:
     to_teacher, to_student = math.log(plan.beta), math.log1p(-plan.beta)
     mixture_CV = jnp.logaddexp(to_teacher + teacher_CV, to_student + student_CV)
     from_teacher_CV = jnp.exp(teacher_CV) * (teacher_CV - mixture_CV)
@@ -68,7 +74,9 @@ def _jsd_terms(plan, student_CV, teacher_CV, selected_CV):
     return (plan.beta * from_teacher_CV + (1.0 - plan.beta) * from_student_CV,)
 
 
-def _tail_terms(terms, plan, student_CV, teacher_CV, selected_CV):
+def _tail_terms(
+    terms: Callable, plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log
+) -> Terms:
     """`terms` on the selected tokens, and both models' mass on the others."""
     (divergence_CV,) = terms(plan, student_CV, teacher_CV, selected_CV)
     return (
@@ -78,11 +86,11 @@ def _tail_terms(terms, plan, student_CV, teacher_CV, selected_CV):
     )
 
 
-def _forward_tail_terms(plan, student_CV, teacher_CV, selected_CV):
+def _forward_tail_terms(plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log) -> Terms:
     return _tail_terms(_forward_kl_terms, plan, student_CV, teacher_CV, selected_CV)
 
 
-def _reverse_tail_terms(plan, student_CV, teacher_CV, selected_CV):
+def _reverse_tail_terms(plan: Plan, student_CV: Log, teacher_CV: Log, selected_CV: Log) -> Terms:
     return _tail_terms(_reverse_kl_terms, plan, student_CV, teacher_CV, selected_CV)
 
 

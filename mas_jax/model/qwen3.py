@@ -145,18 +145,18 @@ def param_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict:
 
 
 def init(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> Params:
-    """Random parameters. A parameter's values depend on `key` and its own path alone.
+    """Random parameters of the table's shapes; values depend on `key` and a parameter's path alone.
 
     For a model larger than a device, jit it with `out_shardings=param_shardings(config, mesh)`.
     """
 
-    def leaf(path: str, s: ParamSpec) -> jax.Array:
+    def _leaf(path: str, s: ParamSpec) -> jax.Array:
         if isinstance(s.init, str):
             return {"zeros": jnp.zeros, "ones": jnp.ones}[s.init](s.shape, dtype)
         leaf_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
         return (s.init * jax.random.normal(leaf_key, s.shape, jnp.float32)).astype(dtype)
 
-    flat = {path: leaf(path, s) for path, s in flat_specs(config).items()}
+    flat = {path: _leaf(path, s) for path, s in flat_specs(config).items()}
     return traverse_util.unflatten_dict(flat, sep="/")
 
 
@@ -175,6 +175,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
 
 @functools.partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
 def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """`rms_norm` of shapes [..., D] and [D], made again in the backward pass."""
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
@@ -188,7 +189,7 @@ def _swiglu(gate_BTF: jax.Array, up_BTF: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """`jnp.einsum(spec, x, weight)` with the activations as the left operand of both gradients.
+    """`jnp.einsum(spec, x, weight)`, any shapes, with x on the left in the weight's gradient.
 
     Autodiff puts the cotangent on the left of the weight's gradient; XLA on CPUs then writes the
     (wider) cotangent out transposed, a third of a small model's backward pass.
@@ -196,11 +197,11 @@ def _project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.einsum(spec, x, weight)
 
 
-def _project_fwd(spec: str, x: jax.Array, weight: jax.Array):
+def _project_fwd(spec, x, weight):
     return _project(spec, x, weight), (x, weight)
 
 
-def _project_bwd(spec: str, residuals, dout: jax.Array):
+def _project_bwd(spec, residuals, dout):
     x, weight = residuals
     operands, out_axes = spec.split("->")
     x_axes, weight_axes = operands.split(",")
@@ -253,11 +254,11 @@ def project_qkv(
     dtype = x_BTD.dtype
     normed_BTD = rms_norm(x_BTD, layer["attn_norm"], eps=config.norm_eps)
 
-    def project(weight: str, bias: str) -> jax.Array:
+    def _linear(weight: str, bias: str) -> jax.Array:
         y = _project("BTD,DNH->BTNH", normed_BTD, layer[weight].astype(dtype))
         return y + layer[bias].astype(dtype) if config.qkv_bias else y
 
-    q_BTNH, k_BTKH, v_BTKH = project("wq", "bq"), project("wk", "bk"), project("wv", "bv")
+    q_BTNH, k_BTKH, v_BTKH = _linear("wq", "bq"), _linear("wk", "bk"), _linear("wv", "bv")
     if config.qk_norm:
         q_BTNH = rms_norm(q_BTNH, layer["q_norm"], eps=config.norm_eps)
         k_BTKH = rms_norm(k_BTKH, layer["k_norm"], eps=config.norm_eps)
@@ -277,8 +278,9 @@ def finish_layer(
     return x_BTD + _project("BTF,FD->BTD", inner_BTF, layer["w_down"].astype(dtype))
 
 
+# norms and the gate are recomputed under every policy: reading them back would cost more
 REMAT_POLICIES = {
-    "none": jax.checkpoint_policies.everything_saveable,
+    "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
@@ -298,8 +300,9 @@ def hidden(
     """Hidden states after the final norm, [B, T, D] in `dtype`; entry t predicts token t + 1.
 
     Attention is causal in the row and never crosses a segment; id 0 marks padding by convention.
-    segment_ids_BT [B, T] int: default one segment a row. positions_BT [B, T] int: default the place
-    inside the segment. remat: what the backward pass recomputes, a key of `REMAT_POLICIES`.
+    segment_ids_BT [B, T] int: default one segment a row; an id may not come back after another.
+    positions_BT [B, T] int: default the place inside the segment. remat: what the backward pass
+    recomputes, a key of `REMAT_POLICIES`.
     backend: an attention backend of `attention.BACKENDS`, or "auto" by platform.
     Raises: ValueError for an unknown `remat` or an impossible `backend`.
     """
@@ -312,14 +315,14 @@ def hidden(
     cos_sin = rotary(config, positions_BT)
     activation = ("batch", "length", "hidden")
 
-    def body(x_BTD: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+    def _body(x_BTD: jax.Array, layer: Params) -> tuple[jax.Array, None]:
         q_BTNH, k_BTKH, v_BTKH = project_qkv(layer, config, x_BTD, cos_sin)
         attended_BTNH = attention.attend(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, backend=backend)
         x_BTD = finish_layer(layer, config, x_BTD, attended_BTNH)
         return sharding.constrain(x_BTD, activation), None
 
-    if remat != "none":
-        body = jax.checkpoint(body, policy=REMAT_POLICIES[remat], prevent_cse=False)
+    policy = REMAT_POLICIES[remat]
+    body = _body if policy is None else jax.checkpoint(_body, policy=policy, prevent_cse=False)
     x_BTD = params["embed"][tokens_BT].astype(dtype)  # the gradient adds up in the table's type
     x_BTD, _ = jax.lax.scan(body, sharding.constrain(x_BTD, activation), params["layers"])
     return rms_norm(x_BTD, params["final_norm"], eps=config.norm_eps)
@@ -356,5 +359,5 @@ def logits(
 
 def values(params: Params, hidden_BTD: jax.Array) -> jax.Array:
     """Critic's value of each position, [B, T] float32; needs a config with `value_head=True`."""
-    scale_D = params["value_head"].astype(jnp.float32)
-    return jnp.einsum("BTD,D->BT", hidden_BTD.astype(jnp.float32), scale_D)
+    weight_D = params["value_head"].astype(jnp.float32)
+    return jnp.einsum("BTD,D->BT", hidden_BTD.astype(jnp.float32), weight_D)

@@ -71,6 +71,8 @@ def read_header(path: Path) -> dict[str, Stored]:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            if begin < 0:
+                raise ValueError(f"{name} begins at byte {begin}")
             if code in DTYPES and end - begin != math.prod(shape) * DTYPES[code].itemsize:
                 raise ValueError(f"{name} has {end - begin} bytes for {code} {shape}")
             stored[name] = Stored(path, code, shape, data_start + begin)

@@ -31,12 +31,16 @@ def score(
     temperature: float,
     chunk: int,
     dtype: jnp.dtype,
+    backend: str,
 ) -> Scores:
     """Log-probs and entropies of the masked-in tokens of packed rows, [B, T] each.
 
     A token without a predecessor in its segment scores 0, whatever the mask says.
+    temperature, chunk: as in `logprobs.py`; dtype, backend: as in `qwen3.hidden`.
     """
-    hidden_BTD = qwen3.hidden(params, config, tokens_BT, segment_ids_BT=segment_ids_BT, dtype=dtype)
+    hidden_BTD = qwen3.hidden(
+        params, config, tokens_BT, segment_ids_BT=segment_ids_BT, dtype=dtype, backend=backend
+    )
     unembed_VD = qwen3.unembedding(params, config).astype(dtype)
     head = logprobs.Head(hidden_BTD, unembed_VD, config.vocab_size)
     kept_BT = mask_BT & logprobs.predictable(segment_ids_BT)
@@ -49,7 +53,13 @@ def score(
 
 @functools.cache
 def make_score(
-    config: qwen3.ModelConfig, mesh: Mesh, *, temperature: float, chunk: int, dtype: jnp.dtype
+    config: qwen3.ModelConfig,
+    mesh: Mesh,
+    *,
+    temperature: float,
+    chunk: int,
+    dtype: jnp.dtype,
+    backend: str,
 ) -> Callable[..., Scores]:
     """`score` compiled for a mesh: (params, tokens_BT, segment_ids_BT, mask_BT) -> Scores.
 
@@ -58,21 +68,21 @@ def make_score(
     """
     rows = NamedSharding(mesh, sharding.spec(("batch", "length")))
 
-    def entry(params, tokens_BT, segment_ids_BT, mask_BT) -> Scores:
+    def _entry(params, tokens_BT, segment_ids_BT, mask_BT) -> Scores:
         return score(
             params, config, tokens_BT, segment_ids_BT, mask_BT,
-            temperature=temperature, chunk=chunk, dtype=dtype,
+            temperature=temperature, chunk=chunk, dtype=dtype, backend=backend,
         )  # fmt: skip
 
     jitted = jax.jit(
-        entry,
+        _entry,
         in_shardings=(qwen3.param_shardings(config, mesh), rows, rows, rows),
         out_shardings=Scores(rows, rows),
         donate_argnums=(),
     )
 
-    def run(params, tokens_BT, segment_ids_BT, mask_BT) -> Scores:
+    def _run(params, tokens_BT, segment_ids_BT, mask_BT) -> Scores:
         with jax.set_mesh(mesh):
             return jitted(params, tokens_BT, segment_ids_BT, mask_BT)
 
-    return run
+    return _run

@@ -11,7 +11,7 @@ C tokens of the chunk, K largest logits. Must not know: models, roles, losses.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ class Axes:
         return jax.lax.pmax(x, self.vocab) if self.vocab else x
 
 
-def over_vocab(rows: int, body, carry):
+def over_vocab(rows: int, body: Callable, carry: Any) -> Any:
     """Folds `body(start, width, carry)` over blocks of the local vocabulary.
 
     Whatever a pass computes lives for one block only: [C, V] is held once, as logits.
@@ -111,7 +111,7 @@ def _logits(plan: Plan, axes: Axes, head: Head, place_C: jax.Array) -> _Logits:
 def _log_normaliser(axes: Axes, logits: _Logits) -> jax.Array:
     """Log of the partition sum over the whole vocabulary, [C] float32."""
 
-    def body(start, width, carry):
+    def _body(start, width, carry):
         top_C, sum_C = carry
         block_CV, _ = logits.block(start, width)
         new_top_C = jnp.maximum(top_C, jnp.max(block_CV, axis=1))
@@ -120,7 +120,7 @@ def _log_normaliser(axes: Axes, logits: _Logits) -> jax.Array:
 
     count, rows = logits.raw_CV.shape
     carry = (jnp.full((count,), NEVER, jnp.float32), jnp.zeros((count,), jnp.float32))
-    top_C, sum_C = over_vocab(rows, body, carry)
+    top_C, sum_C = over_vocab(rows, _body, carry)
     all_top_C = axes.max_vocab(top_C)
     return all_top_C + jnp.log(axes.sum_vocab(sum_C * jnp.exp(top_C - all_top_C)))
 
@@ -128,22 +128,22 @@ def _log_normaliser(axes: Axes, logits: _Logits) -> jax.Array:
 def _kth_largest(plan: Plan, axes: Axes, logits: _Logits) -> jax.Array:
     """Vocabulary id of the k-th largest logit, [C] int32; among equals lower ids come first."""
 
-    def largest(value_CK, id_CK):
+    def _largest(value_CK, id_CK):
         value_CK, place_CK = jax.lax.top_k(value_CK, plan.top_k)
         return value_CK, jnp.take_along_axis(id_CK, place_CK, axis=1)
 
-    def body(start, width, carry):
+    def _body(start, width, carry):
         block_CV, ids_V = logits.block(start, width)
         value_CK, place_CK = jax.lax.top_k(block_CV, min(plan.top_k, width))
         value_CK = jnp.concatenate([carry[0], value_CK], axis=1)
-        return largest(value_CK, jnp.concatenate([carry[1], ids_V[place_CK]], axis=1))
+        return _largest(value_CK, jnp.concatenate([carry[1], ids_V[place_CK]], axis=1))
 
     count, rows = logits.raw_CV.shape
     shape = (count, plan.top_k)
     carry = (jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))
-    best = over_vocab(rows, body, carry)
+    best = over_vocab(rows, _body, carry)
     if axes.vocab:
-        best = largest(*(jax.lax.all_gather(x, axes.vocab, axis=1, tiled=True) for x in best))
+        best = _largest(*(jax.lax.all_gather(x, axes.vocab, axis=1, tiled=True) for x in best))
     return best[1][:, -1]
 
 
@@ -166,7 +166,7 @@ class Chunk(NamedTuple):
     selected_id_C: jax.Array | None
     kth_value_C: jax.Array | None
 
-    def block(self, plan: Plan, start: jax.Array, width: int):
+    def block(self, plan: Plan, start: jax.Array, width: int) -> tuple[jax.Array, Callable]:
         """The student's log-probs of a block [C, V], and the function from them to the terms."""
         student_CV, ids_V = self.student.block(start, width)
         teacher_CV, selected_CV, ranked_CV = None, None, student_CV
@@ -181,13 +181,20 @@ class Chunk(NamedTuple):
             before_CV = ids_V <= self.selected_id_C[:, None]
             selected_CV = (ranked_CV > kth_C1) | ((ranked_CV == kth_C1) & before_CV)
 
-        def terms(log_CV):
+        def _terms(log_CV: jax.Array) -> tuple[jax.Array, ...]:
             return plan.terms(plan, log_CV, teacher_CV, selected_CV)
 
-        return student_CV - self.student_norm_C[:, None], terms
+        return student_CV - self.student_norm_C[:, None], _terms
 
 
-def make_chunk(plan: Plan, axes: Axes, heads, token_C, place_C, saved):
+def make_chunk(
+    plan: Plan,
+    axes: Axes,
+    heads: tuple[Head, Head | None],
+    token_C: jax.Array | None,
+    place_C: jax.Array,
+    saved: tuple | None,
+) -> tuple[Chunk, tuple]:
     """A chunk and what its backward pass needs saved: (normalisers, k-th id); None makes them."""
     student = _logits(plan, axes, heads[0], place_C)
     teacher = None if heads[1] is None else _logits(plan, axes, heads[1], place_C)
@@ -209,40 +216,40 @@ def make_chunk(plan: Plan, axes: Axes, heads, token_C, place_C, saved):
 def chunk_sums(plan: Plan, axes: Axes, chunk: Chunk) -> tuple[jax.Array, ...]:
     """Sum of each pointwise term over the vocabulary, [C] each."""
 
-    def block_sums(start, width):
+    def _block_sums(start, width):
         student_CV, terms = chunk.block(plan, start, width)
         return tuple(jnp.sum(term_CV, axis=1) for term_CV in terms(student_CV))
 
-    def body(start, width, sums):
-        return jax.tree.map(jnp.add, sums, block_sums(start, width))
+    def _body(start, width, sums):
+        return jax.tree.map(jnp.add, sums, _block_sums(start, width))
 
-    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: block_sums(0, 1)))
-    sums = over_vocab(chunk.student.raw_CV.shape[1], body, zeros)
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: _block_sums(0, 1)))
+    sums = over_vocab(chunk.student.raw_CV.shape[1], _body, zeros)
     return jax.tree.map(axes.sum_vocab, sums)
 
 
-def chunk_dlogits(plan: Plan, axes: Axes, chunk: Chunk, cotangents_C) -> jax.Array:
+def chunk_dlogits(plan: Plan, axes: Axes, chunk: Chunk, cotangents_C: list[jax.Array]) -> jax.Array:
     """Cotangent of the student's raw logits, [C, V] float32, written over the logits themselves."""
 
-    def block_gradient(start, width, raw_CV):
+    def _block_gradient(start, width, raw_CV):
         of_raw = chunk._replace(student=chunk.student._replace(raw_CV=raw_CV))
         student_CV, terms = of_raw.block(plan, start, width)
 
-        def weighted(log_CV):
+        def _weighted(log_CV):
             pairs = zip(cotangents_C, terms(log_CV), strict=True)
             return sum(cotangent_C[:, None] * term_CV for cotangent_C, term_CV in pairs)
 
-        return student_CV, jax.jvp(weighted, (student_CV,), (jnp.ones_like(student_CV),))[1]
+        return student_CV, jax.jvp(_weighted, (student_CV,), (jnp.ones_like(student_CV),))[1]
 
-    def add(start, width, g_sum_C):
-        return g_sum_C + jnp.sum(block_gradient(start, width, chunk.student.raw_CV)[1], axis=1)
+    def _add(start, width, g_sum_C):
+        return g_sum_C + jnp.sum(_block_gradient(start, width, chunk.student.raw_CV)[1], axis=1)
 
     count, rows = chunk.student.raw_CV.shape
-    g_sum_C = axes.sum_vocab(over_vocab(rows, add, jnp.zeros((count,), jnp.float32)))
+    g_sum_C = axes.sum_vocab(over_vocab(rows, _add, jnp.zeros((count,), jnp.float32)))
 
-    def write(start, width, raw_CV):
-        student_CV, g_CV = block_gradient(start, width, raw_CV)
+    def _write(start, width, raw_CV):
+        student_CV, g_CV = _block_gradient(start, width, raw_CV)
         dlogits_CV = (g_CV - jnp.exp(student_CV) * g_sum_C[:, None]) / plan.temperature
         return jax.lax.dynamic_update_slice_in_dim(raw_CV, dlogits_CV, start, axis=1)
 
-    return over_vocab(rows, write, chunk.student.raw_CV)
+    return over_vocab(rows, _write, chunk.student.raw_CV)

@@ -12,6 +12,8 @@ flattened tokens, C tokens of one chunk. Must not know: models, roles, losses.
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,26 +30,28 @@ from mas_jax.model.vocab_chunk import (
     over_vocab,
 )
 
+Heads = tuple[Head, Head | None]  # student, teacher
 
-def _add_dunembed(dunembed_VD, dlogits_CV: jax.Array, hidden_CD: jax.Array) -> jax.Array:
+
+def _add_dunembed(dunembed_VD: jax.Array, dlogits_CV: jax.Array, hidden_CD: jax.Array) -> jax.Array:
     """The unembedding's gradient [V, D] so far plus a chunk's, in place, block by block."""
 
-    def body(start, width, dunembed_VD):
+    def _body(start, width, dunembed_VD):
         block_CV = jax.lax.dynamic_slice_in_dim(dlogits_CV, start, width, axis=1)
         new_VD = jnp.einsum("CV,CD->VD", block_CV, hidden_CD, preferred_element_type=jnp.float32)
         old_VD = jax.lax.dynamic_slice_in_dim(dunembed_VD, start, width, axis=0)
         return jax.lax.dynamic_update_slice_in_dim(dunembed_VD, old_VD + new_VD, start, axis=0)
 
-    return over_vocab(dunembed_VD.shape[0], body, dunembed_VD)
+    return over_vocab(dunembed_VD.shape[0], _body, dunembed_VD)
 
 
-def _chunk_size(plan: Plan, heads, count: int) -> int:
+def _chunk_size(plan: Plan, heads: Heads, count: int) -> int:
     """Tokens a chunk: `plan.chunk` rows of logits in all, shared by the two models of a pair."""
     models = 1 if heads[1] is None else 2
     return max(1, min(plan.chunk // models, count))
 
 
-def _for_each_chunk(mask_X: jax.Array, size: int, axes: Axes, body, carry):
+def _for_each_chunk(mask_X: jax.Array, size: int, axes: Axes, body: Callable, carry: Any) -> Any:
     """Folds `body(index_C, carry)` over the flat places where the mask is True, `size` at a time.
 
     The last chunk is filled up with X, which is out of range. Under a mesh every device makes the
@@ -60,13 +64,14 @@ def _for_each_chunk(mask_X: jax.Array, size: int, axes: Axes, body, carry):
     if axes.batch:
         turns = jax.lax.pmax(turns, axes.batch)
 
-    def turn(i, carry):
+    def _turn(i, carry):
         return body(jax.lax.dynamic_slice_in_dim(index_X, i * size, size), carry)
 
-    return jax.lax.fori_loop(0, turns, turn, carry)
+    return jax.lax.fori_loop(0, turns, _turn, carry)
 
 
-def _take(x_X, index_C):
+def _take(x_X: jax.Array | None, index_C: jax.Array) -> jax.Array | None:
+    """Entries [C] of a flat array; zeros out of range."""
     return None if x_X is None else x_X.at[index_C].get(mode="fill", fill_value=0)
 
 
@@ -75,27 +80,31 @@ def _before(index_C: jax.Array, count: int) -> jax.Array:
     return jnp.where(index_C < count, index_C - 1, count)
 
 
-def _forward(plan: Plan, axes: Axes, heads, tokens_BT, mask_BT):
+def _forward(
+    plan: Plan, axes: Axes, heads: Heads, tokens_BT: jax.Array | None, mask_BT: jax.Array
+) -> tuple:
     """Sums [B, T] and residuals [X], computed on one device's shard."""
     mask_X = mask_BT.reshape(-1)
     tokens_X = None if tokens_BT is None else tokens_BT.reshape(-1)
     count = mask_X.shape[0]
 
-    def evaluate(index_C):
+    def _evaluate(index_C):
         token_C, place_C = _take(tokens_X, index_C), _before(index_C, count)
         chunk, saved_C = make_chunk(plan, axes, heads, token_C, place_C, None)
         return chunk_sums(plan, axes, chunk), saved_C
 
     size = _chunk_size(plan, heads, count)
-    shapes = jax.eval_shape(evaluate, jax.ShapeDtypeStruct((size,), jnp.int32))
+    shapes = jax.eval_shape(_evaluate, jax.ShapeDtypeStruct((size,), jnp.int32))
     zeros = jax.tree.map(lambda s: jnp.zeros((count,), s.dtype), shapes)
 
-    def body(index_C, carry):
+    def _body(index_C, carry):
         return jax.tree.map(
-            lambda all_X, new_C: all_X.at[index_C].set(new_C, mode="drop"), carry, evaluate(index_C)
+            lambda all_X, new_C: all_X.at[index_C].set(new_C, mode="drop"),
+            carry,
+            _evaluate(index_C),
         )
 
-    sums_X, saved_X = _for_each_chunk(mask_X, size, axes, body, zeros)
+    sums_X, saved_X = _for_each_chunk(mask_X, size, axes, _body, zeros)
     return tuple(x.reshape(mask_BT.shape) for x in sums_X), saved_X
 
 
@@ -108,7 +117,7 @@ def _backward(plan: Plan, axes: Axes, heads, tokens_BT, mask_BT, saved_X, cotang
     count, model_dim = mask_X.shape[0], student.hidden_BTD.shape[-1]
     hidden_XD = student.hidden_BTD.reshape(-1, model_dim)
 
-    def body(index_C, carry):
+    def _body(index_C, carry):
         dhidden_XD, dunembed_VD = carry
         place_C = _before(index_C, count)
         saved_C = jax.tree.map(lambda x: _take(x, index_C), saved_X)
@@ -124,7 +133,7 @@ def _backward(plan: Plan, axes: Axes, heads, tokens_BT, mask_BT, saved_X, cotang
 
     carry = (jnp.zeros_like(hidden_XD), jnp.zeros(student.unembed_VD.shape, jnp.float32))
     size = _chunk_size(plan, heads, count)
-    dhidden_XD, dunembed_VD = _for_each_chunk(mask_X, size, axes, body, carry)
+    dhidden_XD, dunembed_VD = _for_each_chunk(mask_X, size, axes, _body, carry)
     for axis in axes.batch:
         if axis in axes.embed:
             dunembed_VD = jax.lax.psum_scatter(dunembed_VD, axis, scatter_dimension=1, tiled=True)
@@ -151,7 +160,7 @@ def _head_spec(head: Head | None) -> Head | None:
     return dataclasses.replace(head, hidden_BTD=hidden, unembed_VD=unembed)
 
 
-def _on_mesh(function, axes: Axes, in_specs, out_specs):
+def _on_mesh(function: Callable, axes: Axes, in_specs: Any, out_specs: Any) -> Callable:
     """`function` on every device's shard of its arguments."""
     if not axes.batch:
         return function
