@@ -1,11 +1,14 @@
 """The README is true: its snippet runs and prints what it says, its paths and commands exist."""
 
+import json
 import re
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
+
+from mas_jax.benchmarks import model
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -28,6 +31,13 @@ def test_the_tree_names_every_module_of_the_model_and_nothing_else():
 @pytest.mark.parametrize("command", re.findall(r"^(?:bash|python) (\S+)", README, re.MULTILINE))
 def test_the_commands_name_files_that_exist(command):
     assert (ROOT / command).is_file()
+
+
+def test_the_table_of_measurements_is_the_committed_record():
+    record = json.loads((ROOT / "mas_jax/benchmarks/records/model.json").read_text())
+    rows = model.markdown(record["cases"])
+    assert len(record["cases"]) == len(model.CASES)
+    assert rows in README
 
 
 def test_the_benchmark_refuses_what_it_does_not_know():

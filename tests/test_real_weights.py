@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from filelock import FileLock
 from conftest import ROOT
+from filelock import FileLock
 
 from mas_jax.model import hf, qwen3
 

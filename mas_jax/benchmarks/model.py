@@ -210,37 +210,43 @@ def run_case(case: Case) -> dict:
     }
 
 
+HEADINGS = (
+    "model", "rows", "tokens", "score tok/s", "ratio", "train tok/s", "ratio", "peak GB", "ratio",
+)  # fmt: skip
+
+
+def _cells(case: dict) -> list[str]:
+    """One case under `HEADINGS`: ours / peer in tokens/s and GB, then ours over peer."""
+    rates = {
+        kind: " / ".join(
+            f"{case['tokens'] / statistics.median(case[side][kind]):,.0f}"
+            for side in ("ours", "peer")
+        )
+        for kind in ("score", "train")
+    }
+    peaks = " / ".join(f"{case[side]['peak_bytes'] / 1e9:.2f}" for side in ("ours", "peer"))
+    return [
+        case["size"], case["rows"], f"{case['tokens']:,}",
+        rates["score"], f"{case['score_ratio']:.2f}",
+        rates["train"], f"{case['train_ratio']:.2f}",
+        peaks, f"{case['memory_ratio']:.2f}",
+    ]  # fmt: skip
+
+
 def table(cases: list[dict]) -> Table:
-    """The results as a console table: ours / peer in tokens/s and GB, then ours over peer."""
-    result = Table(title="mas_jax against transformers (torch), float32, this CPU")
-    for heading in (
-        "model",
-        "rows",
-        "tokens",
-        "score tok/s",
-        "x",
-        "train tok/s",
-        "x",
-        "peak GB",
-        "x",
-    ):
+    """The results for the console."""
+    result = Table(title="mas_jax / transformers (torch), float32, this CPU")
+    for heading in HEADINGS:
         result.add_column(heading, justify="left" if heading in ("model", "rows") else "right")
-    for c in cases:
-        rates = {
-            kind: " / ".join(
-                f"{c['tokens'] / statistics.median(c[side][kind]):,.0f}"
-                for side in ("ours", "peer")
-            )
-            for kind in ("score", "train")
-        }
-        peaks = " / ".join(f"{c[side]['peak_bytes'] / 1e9:.2f}" for side in ("ours", "peer"))
-        result.add_row(
-            c["size"], c["rows"], str(c["tokens"]),
-            rates["score"], f"{c['score_ratio']:.2f}",
-            rates["train"], f"{c['train_ratio']:.2f}",
-            peaks, f"{c['memory_ratio']:.2f}",
-        )  # fmt: skip
+    for case in cases:
+        result.add_row(*_cells(case))
     return result
+
+
+def markdown(cases: list[dict]) -> str:
+    """The results as the README shows them."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *(_cells(case) for case in cases)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _versions() -> dict[str, str]:
