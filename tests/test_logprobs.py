@@ -266,6 +266,15 @@ def test_rows_beyond_the_vocabulary_have_no_probability():
         assert not np.asarray(b_gradient[1])[REAL:].any()
 
 
+@pytest.mark.parametrize("unknown", [-1, REAL, V, 10**6])
+def test_an_id_outside_the_vocabulary_is_nan_where_it_counts_and_nowhere_else(unknown):
+    mask_BT = jnp.ones((B, T), bool).at[1, 5].set(False)
+    tokens_BT = TOKENS.at[0, 5].set(unknown).at[1, 5].set(unknown)
+    logprobs_BT = np.asarray(lp.token_logprobs(STUDENT, tokens_BT, mask_BT, **KNOBS))
+    assert np.isnan(logprobs_BT[0, 5]) and logprobs_BT[1, 5] == 0.0
+    assert np.isnan(logprobs_BT).sum() == 1
+
+
 # (iv) gradients
 
 

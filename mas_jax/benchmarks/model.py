@@ -269,6 +269,7 @@ def main(out: Path, sizes: list[str] | None) -> None:
     unknown = set(sizes or ()) - set(CONFIGS)
     if unknown:
         raise ValueError(f"unknown sizes {sorted(unknown)}; choose from {sorted(CONFIGS)}")
+    jax.config.update("jax_platforms", "cpu")
     console = Console(width=130)
     record = {"versions": _versions(), "cpus": os.cpu_count(), "cases": []}
     for result in measure(sizes):

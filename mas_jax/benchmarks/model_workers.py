@@ -143,7 +143,9 @@ def peer(directory: Path, work: dict[str, np.ndarray], *, layouts: dict, warm_up
     import torch
     from torch.nn import functional
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="sdpa"
     )

@@ -103,14 +103,25 @@ def predictable(segment_ids_BT: jax.Array) -> jax.Array:
     return (same_BT & (segment_ids_BT > 0)).at[:, 0].set(False)
 
 
+def _marked(
+    head: Head, logprobs_BT: jax.Array, tokens_BT: jax.Array, mask_BT: jax.Array
+) -> jax.Array:
+    """Log-probs with NaN at masked-in tokens that the vocabulary does not have."""
+    unknown_BT = (tokens_BT < 0) | (tokens_BT >= head.vocab_size)
+    return jnp.where(unknown_BT & mask_BT.at[:, 0].set(False), jnp.nan, logprobs_BT)
+
+
 @functools.partial(jax.jit, static_argnames=("temperature", "chunk"))
 def token_logprobs(
     head: Head, tokens_BT: jax.Array, mask_BT: jax.Array, *, temperature: float, chunk: int
 ) -> jax.Array:
-    """Log-probability of each masked-in token given its prefix, at a temperature, [B, T]."""
+    """Log-probability of each masked-in token given its prefix, at a temperature, [B, T].
+
+    NaN for an id outside the vocabulary: 0 would say that it was certain.
+    """
     plan = Plan(_logprob_terms, temperature, chunk)
     (logprobs_BT,) = vocab_sums(plan, head, mask_BT, tokens_BT=tokens_BT)
-    return logprobs_BT
+    return _marked(head, logprobs_BT, tokens_BT, mask_BT)
 
 
 @functools.partial(jax.jit, static_argnames=("temperature", "chunk"))
@@ -126,7 +137,8 @@ def token_logprobs_and_entropy(
 ) -> tuple[jax.Array, jax.Array]:
     """`token_logprobs` and `entropy`, each [B, T], from one pass over the logits."""
     plan = Plan(_logprob_entropy_terms, temperature, chunk)
-    return vocab_sums(plan, head, mask_BT, tokens_BT=tokens_BT)
+    logprobs_BT, entropy_BT = vocab_sums(plan, head, mask_BT, tokens_BT=tokens_BT)
+    return _marked(head, logprobs_BT, tokens_BT, mask_BT), entropy_BT
 
 
 @functools.partial(jax.jit, static_argnames=("temperature", "chunk"))
