@@ -30,18 +30,40 @@ def _peak_bytes() -> int:
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 
 
-def _serve(runs: dict[str, Callable[[], None]], digest: Callable[[], float], *, warm_up: bool):
-    """Runs what the parent asks for, one timed run a line, until it says "exit"."""
-    first = digest()
+def _serve(
+    score: Callable[[], np.ndarray],
+    train: Callable[[], None],
+    weights_BT: np.ndarray,
+    warm_up: bool,
+) -> None:
+    """Runs what the parent asks for, one timed run a line, until it says "exit".
+
+    score returns log-probs [B, T]; a digest is their sum weighted by weights_BT. With a warm-up
+    there is one from before all training and one from after; without, one of the last scoring.
+    """
+    last = [np.zeros_like(weights_BT)]
+
+    def _score() -> None:
+        last[0] = score()
+
+    def _digest() -> float:
+        return float(np.sum(np.float64(last[0]) * weights_BT))
+
+    runs = {"score": _score, "train": train}
+    digests = {}
     if warm_up:
-        for run in runs.values():
-            run()
-    _answer(digest=first)
+        _score()
+        digests["digest"] = _digest()
+        train()
+    _answer(ready=True)
     for line in sys.stdin:
         command = line.strip()
         if command == "exit":
             peak_bytes = _peak_bytes()
-            _answer(peak_bytes=peak_bytes, trained_digest=digest())
+            if warm_up:
+                _score()
+            digests["trained_digest" if warm_up else "digest"] = _digest()
+            _answer(peak_bytes=peak_bytes, **digests)
             return
         start = time.perf_counter()
         runs[command]()
@@ -83,12 +105,7 @@ def ours(directory: Path, work: dict[str, np.ndarray], *, chunk: int, warm_up: b
     def _run_train() -> None:
         held[:] = jax.block_until_ready(train_fn(*held, batch))
 
-    runs = {"score": lambda: jax.block_until_ready(score_fn(held[0], batch)), "train": _run_train}
-    _serve(
-        runs,
-        lambda: float(np.sum(np.float64(score_fn(held[0], batch)) * work["weights"])),
-        warm_up=warm_up,
-    )
+    _serve(lambda: np.asarray(score_fn(held[0], batch)), _run_train, work["weights"], warm_up)
 
 
 def _padded(work: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -162,9 +179,9 @@ def peer(directory: Path, work: dict[str, np.ndarray], *, layouts: dict, warm_up
         )
         return torch.where(mask_BT, -nll.view_as(mask_BT), 0.0)
 
-    def _run_score() -> torch.Tensor:
+    def _run_score() -> np.ndarray:
         with torch.inference_mode():
-            return _score("score")
+            return _score("score").numpy()
 
     def _run_train() -> None:
         _, _, mask_BT, weights_BT, _ = laid_out[layouts["train"]]
@@ -172,11 +189,7 @@ def peer(directory: Path, work: dict[str, np.ndarray], *, layouts: dict, warm_up
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    _serve(
-        {"score": _run_score, "train": _run_train},
-        lambda: float((_run_score().double() * laid_out[layouts["score"]][3]).sum()),
-        warm_up=warm_up,
-    )
+    _serve(_run_score, _run_train, laid_out[layouts["score"]][3].numpy(), warm_up)
 
 
 def main() -> None:
