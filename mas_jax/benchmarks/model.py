@@ -63,7 +63,6 @@ CASES = [
     Case("toy-1m", "full", 16, 9, 4096),
     Case("toy-30m", "packed", 16, 3, 4096),
     Case("toy-30m", "full", 16, 3, 4096),
-    Case("qwen3-0.6b, 2 layers", "packed", 4, 2, 256),
     Case("qwen3-0.6b, 2 layers", "full", 16, 1, 256, alone=True),
 ]
 
