@@ -40,7 +40,8 @@ ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "JAX_PLATFORMS": "cpu
 class Case:
     """One comparison of `runs` timed runs a side.
 
-    rows: "full" or "packed", and how many. chunk: logit rows that our kernel holds at once.
+    rows: "full" or "packed", and how many. chunk: logit rows that our kernel holds at once; remat:
+    what our layers keep for the backward pass (`qwen3.REMAT_POLICIES`).
     alone: one side's process after the other's; without a warm-up, since a step takes minutes.
     """
 
@@ -49,6 +50,7 @@ class Case:
     num_rows: int
     runs: int
     chunk: int
+    remat: str = "none"
     alone: bool = False
 
 
@@ -63,8 +65,8 @@ CASES = [
     Case("toy-1m", "full", 16, 9, 4096),
     Case("toy-30m", "packed", 16, 3, 4096),
     Case("toy-30m", "full", 16, 3, 4096),
-    Case("qwen3-0.6b, 2 layers", "packed", 4, 1, 256, alone=True),
-    Case("qwen3-0.6b, 2 layers", "full", 16, 1, 256, alone=True),
+    Case("qwen3-0.6b, 2 layers", "packed", 4, 1, 256, "dots", alone=True),
+    Case("qwen3-0.6b, 2 layers", "full", 16, 1, 256, "dots", alone=True),
 ]
 
 
@@ -191,7 +193,8 @@ def run_case(case: Case) -> dict:
         np.savez(Path(directory) / "work.npz", **work)
         layouts = _fastest_layouts(case, directory)
         shared = dict(directory=directory, warm_up=not case.alone)
-        arguments = {"ours": shared | {"chunk": case.chunk}, "peer": shared | {"layouts": layouts}}
+        ours = shared | {"chunk": case.chunk, "remat": case.remat}
+        arguments = {"ours": ours, "peer": shared | {"layouts": layouts}}
         results = _measure(case, arguments)
     _check_same_work(case, results)
     ours, peer = results["ours"], results["peer"]

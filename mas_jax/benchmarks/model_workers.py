@@ -70,8 +70,14 @@ def _serve(
         _answer(seconds=time.perf_counter() - start)
 
 
-def ours(directory: Path, work: dict[str, np.ndarray], *, chunk: int, warm_up: bool) -> None:
-    """mas_jax: packed rows as they are, the chunked log-prob kernel, one jitted step."""
+def _weighted_nll(logprobs_C, weights_C):
+    return -logprobs_C * weights_C
+
+
+def ours(
+    directory: Path, work: dict[str, np.ndarray], *, chunk: int, remat: str, warm_up: bool
+) -> None:
+    """mas_jax: packed rows as they are, the chunked log-prob and loss kernels, one jitted step."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -82,17 +88,26 @@ def ours(directory: Path, work: dict[str, np.ndarray], *, chunk: int, warm_up: b
     optimizer = optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     batch = {name: jnp.asarray(x) for name, x in work.items()}
 
-    def _score(params, batch):
+    def _head_and_mask(params, batch):
         segment_ids_BT = batch["segment_ids"]
-        hidden_BTD = qwen3.hidden(params, config, batch["tokens"], segment_ids_BT=segment_ids_BT)
+        hidden_BTD = qwen3.hidden(
+            params, config, batch["tokens"], segment_ids_BT=segment_ids_BT, remat=remat
+        )
         head = logprobs.Head(hidden_BTD, qwen3.unembedding(params, config), config.vocab_size)
-        mask_BT = logprobs.predictable(segment_ids_BT)
+        return head, logprobs.predictable(segment_ids_BT)
+
+    def _score(params, batch):
+        head, mask_BT = _head_and_mask(params, batch)
         return logprobs.token_logprobs(head, batch["tokens"], mask_BT, temperature=1.0, chunk=chunk)
 
     def _train(params, state, batch):
         def _loss(params):
-            tokens = jnp.sum(logprobs.predictable(batch["segment_ids"]))
-            return -jnp.sum(_score(params, batch) * batch["weights"]) / tokens
+            head, mask_BT = _head_and_mask(params, batch)
+            loss, _ = logprobs.loss_sum(
+                _weighted_nll, head, batch["tokens"], mask_BT, batch["weights"],
+                with_entropy=False, temperature=1.0, chunk=chunk,
+            )  # fmt: skip
+            return loss / jnp.sum(mask_BT)
 
         updates, state = optimizer.update(jax.grad(_loss)(params), state, params)
         return optax.apply_updates(params, updates), state

@@ -17,18 +17,20 @@ Must not know: models, roles, losses.
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mas_jax.model.vocab_chunk import Head, Plan
-from mas_jax.model.vocab_sums import vocab_sums
+from mas_jax.model.vocab_sums import vocab_loss, vocab_sums
 
 __all__ = [
     "Head",
     "entropy",
     "forward_kl",
     "jsd",
+    "loss_sum",
     "predictable",
     "reverse_kl",
     "token_logprobs",
@@ -139,6 +141,40 @@ def token_logprobs_and_entropy(
     plan = Plan(_logprob_entropy_terms, temperature, chunk)
     logprobs_BT, entropy_BT = vocab_sums(plan, head, mask_BT, tokens_BT=tokens_BT)
     return _marked(head, logprobs_BT, tokens_BT, mask_BT), entropy_BT
+
+
+def _of_logprobs(loss: Callable, sums: Terms, data) -> jax.Array:
+    return loss(*sums, data)
+
+
+@functools.partial(jax.jit, static_argnames=("loss", "with_entropy", "temperature", "chunk"))
+def loss_sum(
+    loss: Callable[..., jax.Array],
+    head: Head,
+    tokens_BT: jax.Array,
+    mask_BT: jax.Array,
+    data_BT: Any,
+    *,
+    with_entropy: bool,
+    temperature: float,
+    chunk: int,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Sum over masked-in tokens of a loss of each one's log-prob, with a gradient at no recompute.
+
+    loss(logprobs_C, data_C), or loss(logprobs_C, entropy_C, data_C) with_entropy, -> [C] float32;
+    data_BT is a tree of [B, T] constants (advantages, old log-probs). Returns the scalar, NaN if a
+    masked-in token is outside the vocabulary, and the log-probs (and entropies) [B, T] as constants
+    for metrics. Equal to summing the loss of `token_logprobs`, whose backward pass would form the
+    logits again.
+    """
+    terms = _logprob_entropy_terms if with_entropy else _logprob_terms
+    token_loss = functools.partial(_of_logprobs, loss)
+    total, (logprobs_BT, *entropy_BT) = vocab_loss(
+        Plan(terms, temperature, chunk), token_loss, head, tokens_BT, mask_BT, data_BT
+    )
+    logprobs_BT = _marked(head, logprobs_BT, tokens_BT, mask_BT)
+    total = total + jnp.where(jnp.any(jnp.isnan(logprobs_BT)), jnp.nan, 0.0)
+    return total, (logprobs_BT, *entropy_BT)
 
 
 @functools.partial(jax.jit, static_argnames=("temperature", "chunk"))

@@ -6,6 +6,10 @@ of the masked-in tokens alone. With l = z / temperature - logsumexp and g = d(su
 gradient through the softmax is dz = (g - p sum_v g) / temperature. Under a mesh, every device works
 on its own tokens and its own rows of the unembedding.
 
+`vocab_loss` is for a loss that is itself a sum over tokens of a function of those sums: the weight
+of each token is then known as soon as its logits are, so the gradient is formed beside the value
+and the logits once instead of twice.
+
 Dimensions: B rows, T positions, D model, V vocabulary (the local rows under a mesh), X = B T
 flattened tokens, C tokens of one chunk. Must not know: models, roles, losses.
 """
@@ -21,6 +25,7 @@ import jax.numpy as jnp
 from mas_jax.model import sharding
 from mas_jax.model.vocab_chunk import (
     Axes,
+    Chunk,
     Head,
     Plan,
     chunk_dlogits,
@@ -114,26 +119,89 @@ def _backward(plan: Plan, axes: Axes, heads, tokens_BT, mask_BT, saved_X, cotang
     mask_X = mask_BT.reshape(-1)
     tokens_X = None if tokens_BT is None else tokens_BT.reshape(-1)
     cotangents_X = tuple(ct.reshape(-1) for ct in cotangents_BT)
-    count, model_dim = mask_X.shape[0], student.hidden_BTD.shape[-1]
-    hidden_XD = student.hidden_BTD.reshape(-1, model_dim)
+    count = mask_X.shape[0]
 
     def _body(index_C, carry):
-        dhidden_XD, dunembed_VD = carry
         place_C = _before(index_C, count)
         saved_C = jax.tree.map(lambda x: _take(x, index_C), saved_X)
         chunk, _ = make_chunk(plan, axes, heads, _take(tokens_X, index_C), place_C, saved_C)
         cotangents_C = [_take(ct, index_C) for ct in cotangents_X]
-        dlogits_CV = chunk_dlogits(plan, axes, chunk, cotangents_C).astype(hidden_XD.dtype)
-        dhidden_CD = jnp.einsum(
-            "CV,VD->CD", dlogits_CV, student.unembed_VD, preferred_element_type=jnp.float32
-        )
-        dhidden_CD = axes.sum_vocab(dhidden_CD).astype(hidden_XD.dtype)
-        dunembed_VD = _add_dunembed(dunembed_VD, dlogits_CV, hidden_at(student, place_C))
-        return dhidden_XD.at[place_C].set(dhidden_CD, mode="drop"), dunembed_VD
+        return _add_gradient(plan, axes, student, chunk, cotangents_C, place_C, carry)
 
-    carry = (jnp.zeros_like(hidden_XD), jnp.zeros(student.unembed_VD.shape, jnp.float32))
     size = _chunk_size(plan, heads, count)
-    dhidden_XD, dunembed_VD = _for_each_chunk(mask_X, size, axes, _body, carry)
+    gradient = _for_each_chunk(mask_X, size, axes, _body, _no_gradient(student))
+    return _finish_gradient(axes, student, gradient)
+
+
+def _loss_of_shard(
+    plan: Plan, axes: Axes, token_loss: Callable, with_gradient: bool, heads, tokens_BT, mask_BT,
+    data_BT,
+):  # fmt: skip
+    """Loss, sums [B, T] and, if asked for, its gradient to hidden states and unembedding."""
+    student = heads[0]
+    mask_X, tokens_X = mask_BT.reshape(-1), tokens_BT.reshape(-1)
+    data_X = jax.tree.map(lambda x: x.reshape(-1), data_BT)
+    count = mask_X.shape[0]
+
+    def _evaluate(index_C):
+        place_C = _before(index_C, count)
+        chunk, _ = make_chunk(plan, axes, heads, _take(tokens_X, index_C), place_C, None)
+        return chunk, place_C, chunk_sums(plan, axes, chunk)
+
+    def _body(index_C, carry):
+        loss, all_sums_X, gradient = carry
+        chunk, place_C, sums_C = _evaluate(index_C)
+        data_C = jax.tree.map(lambda x: _take(x, index_C), data_X)
+        inside_C = index_C < count
+
+        def _total(sums_C):
+            return jnp.sum(jnp.where(inside_C, token_loss(sums_C, data_C), 0.0))
+
+        chunk_loss, cotangents_C = jax.value_and_grad(_total)(sums_C)
+        if with_gradient:
+            gradient = _add_gradient(plan, axes, student, chunk, cotangents_C, place_C, gradient)
+        all_sums_X = tuple(
+            all_X.at[index_C].set(new_C, mode="drop")
+            for all_X, new_C in zip(all_sums_X, sums_C, strict=True)
+        )
+        return loss + chunk_loss, all_sums_X, gradient
+
+    size = _chunk_size(plan, heads, count)
+    shapes = jax.eval_shape(_evaluate, jax.ShapeDtypeStruct((size,), jnp.int32))[-1]
+    zeros = tuple(jnp.zeros((count,), s.dtype) for s in shapes)
+    start = (jnp.float32(0.0), zeros, _no_gradient(student) if with_gradient else None)
+    loss, sums_X, gradient = _for_each_chunk(mask_X, size, axes, _body, start)
+    if axes.batch:
+        loss = jax.lax.psum(loss, axes.batch)
+    sums_BT = tuple(x.reshape(mask_BT.shape) for x in sums_X)
+    return loss, sums_BT, _finish_gradient(axes, student, gradient) if with_gradient else None
+
+
+def _no_gradient(student: Head) -> tuple[jax.Array, jax.Array]:
+    """Zero gradients of one shard: hidden [X, D] in its dtype, unembedding [V, D] in float32."""
+    model_dim = student.hidden_BTD.shape[-1]
+    hidden_XD = student.hidden_BTD.reshape(-1, model_dim)
+    return jnp.zeros_like(hidden_XD), jnp.zeros(student.unembed_VD.shape, jnp.float32)
+
+
+def _add_gradient(
+    plan: Plan, axes: Axes, student: Head, chunk: Chunk, cotangents_C, place_C, gradient
+):
+    """The shard's gradient so far plus that of one chunk, whose logits it uses up."""
+    dhidden_XD, dunembed_VD = gradient
+    dtype = dhidden_XD.dtype
+    dlogits_CV = chunk_dlogits(plan, axes, chunk, cotangents_C).astype(dtype)
+    dhidden_CD = jnp.einsum(
+        "CV,VD->CD", dlogits_CV, student.unembed_VD, preferred_element_type=jnp.float32
+    )
+    dhidden_CD = axes.sum_vocab(dhidden_CD).astype(dtype)
+    dunembed_VD = _add_dunembed(dunembed_VD, dlogits_CV, hidden_at(student, place_C))
+    return dhidden_XD.at[place_C].set(dhidden_CD, mode="drop"), dunembed_VD
+
+
+def _finish_gradient(axes: Axes, student: Head, gradient) -> tuple[jax.Array, jax.Array]:
+    """Gradients [B, T, D] and [V, D] from one shard's, the latter summed over the batch axes."""
+    dhidden_XD, dunembed_VD = gradient
     for axis in axes.batch:
         if axis in axes.embed:
             dunembed_VD = jax.lax.psum_scatter(dunembed_VD, axis, scatter_dimension=1, tiled=True)
@@ -194,6 +262,59 @@ def _vocab_sums_bwd(plan: Plan, residuals, cotangents_BT):
 
 
 _vocab_sums.defvjp(_vocab_sums_fwd, _vocab_sums_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _vocab_loss(plan: Plan, token_loss: Callable, heads, tokens_BT, mask_BT, data_BT):
+    return _run_vocab_loss(plan, token_loss, False, heads, tokens_BT, mask_BT, data_BT)[:2]
+
+
+def _run_vocab_loss(plan, token_loss, with_gradient, heads, tokens_BT, mask_BT, data_BT):
+    axes = _mesh_axes()
+    tokens = sharding.spec(_TOKENS)
+    in_specs = (tuple(map(_head_spec, heads)), tokens, tokens, tokens)
+    gradient = (sharding.spec((*_TOKENS, "hidden")), sharding.spec(("vocab", "embed")))
+    out_specs = (sharding.spec(()), tokens, gradient if with_gradient else None)
+    run = functools.partial(_loss_of_shard, plan, axes, token_loss, with_gradient)
+    return _on_mesh(run, axes, in_specs, out_specs)(heads, tokens_BT, mask_BT, data_BT)
+
+
+def _vocab_loss_fwd(plan: Plan, token_loss: Callable, heads, tokens_BT, mask_BT, data_BT):
+    *primal, gradient = _run_vocab_loss(plan, token_loss, True, heads, tokens_BT, mask_BT, data_BT)
+    return tuple(primal), (heads[0].vocab_size, gradient)
+
+
+def _vocab_loss_bwd(plan: Plan, token_loss: Callable, residuals, cotangents):
+    vocab_size, gradient = residuals
+    scaled = [(cotangents[0] * d.astype(jnp.float32)).astype(d.dtype) for d in gradient]
+    return (Head(*scaled, vocab_size), None), None, None, None
+
+
+_vocab_loss.defvjp(_vocab_loss_fwd, _vocab_loss_bwd)
+
+
+def vocab_loss(
+    plan: Plan,
+    token_loss: Callable[[tuple[jax.Array, ...], Any], jax.Array],
+    student: Head,
+    tokens_BT: jax.Array,
+    mask_BT: jax.Array,
+    data_BT: Any,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Sum over masked-in tokens of a loss of their sums over the vocabulary, and those sums.
+
+    token_loss(sums, data) -> [C] float32: the loss of each of C tokens from the [C] sums that
+    `vocab_sums` would give and their entries [C] of data_BT, a tree of [B, T] arrays; give a
+    module-level function, since one made per call compiles per call. Returns the loss, float32, and
+    the sums [B, T] each. Differentiable in the student through the loss alone: the sums and the
+    data are constants. Taking the gradient costs no second pass over the logits.
+    Raises: as `vocab_sums`.
+    """
+    _check(plan, student, mask_BT, None)
+    kept_BT = mask_BT.at[:, 0].set(False)
+    data_BT = jax.lax.stop_gradient(data_BT)
+    loss, sums_BT = _vocab_loss(plan, token_loss, (student, None), tokens_BT, kept_BT, data_BT)
+    return loss, jax.lax.stop_gradient(sums_BT)
 
 
 def vocab_sums(
