@@ -1,0 +1,1 @@
+"""Fixed questions into records, statistics and tables; models and indices are injected."""

@@ -1,0 +1,139 @@
+"""The records of an evaluation: JSON lines, a header and then one line an episode.
+
+The header says which evaluation the file belongs to. A line counts once its newline is written, so
+a process may be killed at any byte. Must not know: how episodes are played or scored.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mas_jax.evaluation import episode_json
+from mas_jax.records import Episode, Question
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an evaluation plays: every question `num_runs` times by one team.
+
+    settings: JSON values; everything else that the results depend on (policy, sampling, seed,
+    index, prompts). They are written into the records and must be equal on a resume.
+    """
+
+    team: str
+    questions: tuple[Question, ...]
+    num_runs: int
+    settings: Mapping
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises: ValueError if the plan is empty or names a question twice."""
+    times = Counter(question.uid for question in plan.questions)
+    repeated = sorted(uid for uid, number in times.items() if number > 1)
+    if repeated:
+        raise ValueError(f"question {repeated[0]!r} is planned more than once; make uids unique")
+    if not times or plan.num_runs < 1:
+        raise ValueError(f"{len(times)} questions, num_runs={plan.num_runs}; want at least 1 each")
+
+
+def fingerprint(questions: tuple[Question, ...]) -> str:
+    """Hash of the questions with all their fields, in whatever order they come."""
+    ordered = sorted((asdict(question) for question in questions), key=lambda value: value["uid"])
+    return hashlib.blake2b(json.dumps(ordered).encode(), digest_size=16).hexdigest()
+
+
+def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
+    """(question, rollout) of every episode in the file, which is made ready to be appended to.
+
+    A new file gets its header; a cut last line is removed.
+    Raises: ValueError if the file belongs to another evaluation or a whole line is damaged.
+    """
+    check_plan(plan)
+    header = _header_line(plan)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    if path.stat().st_size < len(header) and header.startswith(path.read_bytes()):
+        path.write_bytes(header)
+    played = {(episode.question, episode.rollout) for episode in read(path, plan)}
+    with path.open("rb+") as file:
+        file.truncate(sum(len(line) for line in _whole_lines(path)))
+    return played
+
+
+def read(path: Path, plan: Plan) -> Iterator[Episode]:
+    """The recorded episodes of a plan, in the order they ended; a cut last line is left out.
+
+    Raises: ValueError as in `resume`, naming the line.
+    """
+    lines = _whole_lines(path)
+    _check_header(path, next(lines, b""), plan)
+    for number, line in enumerate(lines, start=2):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: damaged record ({error})") from error
+        yield episode_json.from_json(record["episode"])
+
+
+def record_line(question: Question, episode: Episode) -> bytes:
+    """One line: the episode, and what a reader needs of its question to judge it."""
+    record = {
+        "dataset": question.dataset,
+        "text": question.text,
+        "golden_answers": question.golden_answers,
+        "episode": episode_json.to_json(episode),
+    }
+    return _json_line(record)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _json_line(value: Mapping) -> bytes:
+    return json.dumps(value, allow_nan=False, sort_keys=True).encode() + b"\n"
+
+
+def _header_line(plan: Plan) -> bytes:
+    return _json_line(
+        {
+            "format": FORMAT,
+            "team": plan.team,
+            "num_runs": plan.num_runs,
+            "num_questions": len(plan.questions),
+            "questions": fingerprint(plan.questions),
+            "settings": dict(plan.settings),
+        }
+    )
+
+
+def _check_header(path: Path, line: bytes, plan: Plan) -> None:
+    wanted_line = _header_line(plan)
+    if line == wanted_line:
+        return
+    try:
+        there = _flat(json.loads(line))
+    except (ValueError, AttributeError, KeyError) as error:
+        raise ValueError(f"{path} is not a file of records: its first line is no header") from error
+    here = _flat(json.loads(wanted_line))
+    differences = [
+        f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
+        for key in sorted({*here, *there})
+        if there.get(key) != here.get(key)
+    ]
+    raise ValueError(
+        f"{path} belongs to another evaluation: {'; '.join(differences)}. "
+        "Write to another path, or delete the file to start again"
+    )
+
+
+def _flat(header: dict) -> dict:
+    """The header with each setting beside the other fields, as "settings.name"."""
+    settings = {f"settings.{key}": value for key, value in header["settings"].items()}
+    return {**{key: value for key, value in header.items() if key != "settings"}, **settings}

@@ -1,0 +1,143 @@
+"""Statistics of several teams on the same questions, as one JSON value and as tables.
+
+Must not know: how episodes were played.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from mas_jax.evaluation import statistics
+from mas_jax.evaluation.records_file import Plan, fingerprint
+from mas_jax.evaluation.statistics import EpisodeScore
+
+_COST_HEADER = ("searches", "input", "output", "turns", "invalid %", "failed", "missing")
+
+
+def summary(results: Sequence[tuple[Plan, Sequence[EpisodeScore]]], *, k: int) -> dict:
+    """Every team's accuracy, cost and failures; JSON values, fractions in [0, 1].
+
+    avg is over all runs of the plan; pass_at_k and all_at_k are about k of them.
+    Raises: ValueError if there is no team, one is there twice, or they differ in questions or runs.
+    """
+    if not results:
+        raise ValueError("no team to summarise; pass at least one (plan, scores)")
+    plans = [plan for plan, _ in results]
+    teams = [plan.team for plan in plans]
+    if len(set(teams)) < len(teams):
+        raise ValueError(f"teams {teams}: one is there twice")
+    for plan in plans[1:]:
+        _check_comparable(plans[0], plan)
+    return {
+        "num_questions": len(plans[0].questions),
+        "num_runs": plans[0].num_runs,
+        "k": k,
+        "teams": {plan.team: _team_summary(plan, scores, k) for plan, scores in results},
+    }
+
+
+def tables(value: Mapping) -> list[Table]:
+    """The summary for a terminal: the paper's columns, then avg@n of each dataset."""
+    return [_to_rich(grid) for grid in _grids(value)]
+
+
+def markdown(value: Mapping) -> str:
+    """The tables of `tables` as Markdown."""
+    return "\n".join(_to_markdown(grid) for grid in _grids(value))
+
+
+def _check_comparable(first: Plan, other: Plan) -> None:
+    if first.num_runs != other.num_runs:
+        raise ValueError(
+            f"{first.team} has {first.num_runs} runs a question, {other.team} {other.num_runs}"
+        )
+    if fingerprint(first.questions) != fingerprint(other.questions):
+        raise ValueError(f"{first.team} and {other.team} have different questions")
+
+
+def _team_summary(plan: Plan, scores: Sequence[EpisodeScore], k: int) -> dict:
+    datasets = statistics.accuracy_by_dataset(plan, scores, k=k)
+    num_planned = len(plan.questions) * plan.num_runs
+    failures = Counter(score.failure for score in scores if score.failure)
+    invalid_frac = statistics.invalid_action_frac(scores)
+    return {
+        "macro": {
+            name: statistics.macro_average(datasets, name)
+            for name in ("avg", "candidates_mean", "pass_at_k", "all_at_k")
+        },
+        "datasets": datasets,
+        "per_workflow": statistics.cost_per_workflow(scores),
+        "num_episodes": len(scores),
+        "num_missing": num_planned - len(scores),
+        "num_failed": failures.total(),
+        "failures": dict(sorted(failures.items())),
+        "outcomes": dict(sorted(Counter(s.outcome for s in scores if not s.failure).items())),
+        "num_actions": sum(score.num_actions for score in scores),
+        "invalid_action_frac": invalid_frac,
+        "valid_action_frac": 1.0 - invalid_frac,
+    }
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """One table of strings; the first column is text, the others are numbers."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def _grids(value: Mapping) -> tuple[_Grid, _Grid]:
+    n, k, teams = value["num_runs"], value["k"], value["teams"]
+    accuracy_header = ("team", f"avg@{n}", f"pass@{k}", f"{k}/{k}", "all cand.")
+    main = _Grid(
+        f"{value['num_questions']} questions, {n} runs each: macro averages in %, cost a workflow",
+        (*accuracy_header, *_COST_HEADER),
+        tuple((name, *_main_cells(team)) for name, team in teams.items()),
+    )
+    datasets = next(iter(teams.values()))["datasets"]
+    by_dataset = _Grid(
+        f"avg@{n} of each dataset (its number of questions), in %",
+        ("team", *(f"{name} ({values['num_questions']})" for name, values in datasets.items())),
+        tuple(
+            (name, *(_percent(team["datasets"][dataset]["avg"]) for dataset in datasets))
+            for name, team in teams.items()
+        ),
+    )
+    return main, by_dataset
+
+
+def _main_cells(team: Mapping) -> tuple[str, ...]:
+    macro, cost = team["macro"], team["per_workflow"]
+    accuracy = (macro["avg"], macro["pass_at_k"], macro["all_at_k"], macro["candidates_mean"])
+    return (
+        *(_percent(value) for value in accuracy),
+        f"{cost['searches']:.2f}",
+        f"{cost['input_tokens']:,.0f}",
+        f"{cost['output_tokens']:,.0f}",
+        f"{cost['turns']:.2f}",
+        _percent(team["invalid_action_frac"]),
+        f"{team['num_failed']:,}",
+        f"{team['num_missing']:,}",
+    )
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f}"
+
+
+def _to_rich(grid: _Grid) -> Table:
+    table = Table(title=grid.title, title_justify="left")
+    for index, name in enumerate(grid.header):
+        table.add_column(name, justify="left" if index == 0 else "right")
+    for row in grid.rows:
+        table.add_row(*row)
+    return table
+
+
+def _to_markdown(grid: _Grid) -> str:
+    rule = ("---", *("---:" for _ in grid.header[1:]))
+    lines = [grid.header, rule, *grid.rows]
+    return f"{grid.title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -1,0 +1,57 @@
+"""Behaviour terms of the roles' rewards: what an agent did, whatever came of it.
+
+Pure functions of a Trace or an Episode; each is in [-1, 1]. Must not know: which role programme
+uses a term, and with what weight.
+"""
+
+from mas_jax.records import Episode, Trace
+
+INVALID_TERM = -1.0
+
+
+def invalid_action(trace: Trace) -> float:
+    """-1.0 if any turn of the trace was an invalid action, else 0.0."""
+    return INVALID_TERM if _num_actions(trace, "invalid") else 0.0
+
+
+def search_activity(trace: Trace) -> float:
+    """b of one Searcher: 1.0 for two or more searches, 0.5 for one and then a report, else 0.0.
+
+    -1.0 with any invalid action. A search counts when it was asked for, also if the retriever
+    failed: the policy did its part. Raises: ValueError on another role's trace.
+    Source: MultiAgent-OPD, the Searcher's reward 0.9 R_EM + 0.1 b; the seed's "two or more
+    searches" asks for no report.
+    """
+    if trace.role != "searcher":
+        raise ValueError(f"search_activity of a {trace.role} ({trace.path}); pass a searcher's")
+    if _num_actions(trace, "invalid"):
+        return INVALID_TERM
+    num_searches = _num_actions(trace, "search")
+    if num_searches >= 2:
+        return 1.0
+    return 0.5 if num_searches == 1 and trace.turns[-1].action == "report" else 0.0
+
+
+def assignment(episode: Episode, *, cap: int) -> float:
+    """Executed searches of the whole workflow up to `cap`, divided by it; in [0, 1].
+
+    -1.0 if a Leader of the episode acted invalidly; other roles' invalid actions do not count.
+    Source: MultiAgent-OPD, R_assign = min(C_tool, 6) / 6 with C_tool read as executed searches.
+    """
+    if cap < 1:
+        raise ValueError(f"cap={cap}; the number of searches that earns 1.0 must be at least 1")
+    leaders = [trace for trace in episode.traces if trace.role == "leader"]
+    if any(_num_actions(trace, "invalid") for trace in leaders):
+        return INVALID_TERM
+    return min(episode.num_searches, cap) / cap
+
+
+def combine(correct: float, term: float, *, weight: float) -> float:
+    """Reward (1 - weight) * correct + weight * term; the paper's weight is 0.1."""
+    if not 0.0 <= weight <= 1.0:
+        raise ValueError(f"weight={weight} of the behaviour term is outside [0, 1]")
+    return (1.0 - weight) * correct + weight * term
+
+
+def _num_actions(trace: Trace, action: str) -> int:
+    return sum(turn.action == action for turn in trace.turns)
