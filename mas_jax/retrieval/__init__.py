@@ -1,0 +1,1 @@
+"""Finding passages for queries: encoders, indices and the retriever that agents call."""
