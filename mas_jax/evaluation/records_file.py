@@ -119,7 +119,7 @@ def _check_header(path: Path, line: bytes, plan: Plan) -> None:
         return
     try:
         there = _flat(json.loads(line))
-    except (ValueError, AttributeError, KeyError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a file of records: its first line is no header") from error
     here = _flat(json.loads(wanted_line))
     differences = [

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from mas_jax.evaluation import statistics
 from mas_jax.evaluation.records_file import Plan, fingerprint
 from mas_jax.evaluation.statistics import EpisodeScore
-
-_COST_HEADER = ("searches", "input", "output", "turns", "invalid %", "failed", "missing")
 
 
 def summary(results: Sequence[tuple[Plan, Sequence[EpisodeScore]]], *, k: int) -> dict:
@@ -38,9 +39,12 @@ def summary(results: Sequence[tuple[Plan, Sequence[EpisodeScore]]], *, k: int) -
     }
 
 
-def tables(value: Mapping) -> list[Table]:
-    """The summary for a terminal: the paper's columns, then avg@n of each dataset."""
-    return [_to_rich(grid) for grid in _grids(value)]
+def tables(value: Mapping) -> Group:
+    """The summary for a terminal of 80 columns or more, a row for each team in every table.
+
+    First the paper's columns, then how the teams behaved, then avg@n of each dataset.
+    """
+    return Group(*(part for grid in _grids(value) for part in _to_rich(grid)))
 
 
 def markdown(value: Mapping) -> str:
@@ -89,35 +93,45 @@ class _Grid:
     rows: tuple[tuple[str, ...], ...]
 
 
-def _grids(value: Mapping) -> tuple[_Grid, _Grid]:
+def _grids(value: Mapping) -> tuple[_Grid, ...]:
     n, k, teams = value["num_runs"], value["k"], value["teams"]
-    accuracy_header = ("team", f"avg@{n}", f"pass@{k}", f"{k}/{k}", "all cand.")
-    main = _Grid(
-        f"{value['num_questions']} questions, {n} runs each: macro averages in %, cost a workflow",
-        (*accuracy_header, *_COST_HEADER),
-        tuple((name, *_main_cells(team)) for name, team in teams.items()),
-    )
     datasets = next(iter(teams.values()))["datasets"]
-    by_dataset = _Grid(
-        f"avg@{n} of each dataset (its number of questions), in %",
-        ("team", *(f"{name} ({values['num_questions']})" for name, values in datasets.items())),
-        tuple(
-            (name, *(_percent(team["datasets"][dataset]["avg"]) for dataset in datasets))
-            for name, team in teams.items()
+    return (
+        _Grid(
+            f"{value['num_questions']} questions, {n} runs each: macro means in %, cost a workflow",
+            ("team", f"avg@{n}", f"pass@{k}", f"{k}/{k}", "searches", "input", "output"),
+            tuple((name, *_paper_cells(team)) for name, team in teams.items()),
+        ),
+        _Grid(
+            f"avg@{n} of all candidates in %, turns, invalid actions in %, episodes the world failed",
+            ("team", "all cand.", "turns", "invalid", "failed", "missing"),
+            tuple((name, *_behaviour_cells(team)) for name, team in teams.items()),
+        ),
+        _Grid(
+            f"avg@{n} of each dataset (its number of questions) in %",
+            ("team", *(f"{name} ({values['num_questions']})" for name, values in datasets.items())),
+            tuple(
+                (name, *(_percent(team["datasets"][dataset]["avg"]) for dataset in datasets))
+                for name, team in teams.items()
+            ),
         ),
     )
-    return main, by_dataset
 
 
-def _main_cells(team: Mapping) -> tuple[str, ...]:
-    macro, cost = team["macro"], team["per_workflow"]
-    accuracy = (macro["avg"], macro["pass_at_k"], macro["all_at_k"], macro["candidates_mean"])
+def _paper_cells(team: Mapping) -> tuple[str, ...]:
+    cost = team["per_workflow"]
     return (
-        *(_percent(value) for value in accuracy),
+        *(_percent(team["macro"][name]) for name in ("avg", "pass_at_k", "all_at_k")),
         f"{cost['searches']:.2f}",
         f"{cost['input_tokens']:,.0f}",
         f"{cost['output_tokens']:,.0f}",
-        f"{cost['turns']:.2f}",
+    )
+
+
+def _behaviour_cells(team: Mapping) -> tuple[str, ...]:
+    return (
+        _percent(team["macro"]["candidates_mean"]),
+        f"{team['per_workflow']['turns']:.2f}",
         _percent(team["invalid_action_frac"]),
         f"{team['num_failed']:,}",
         f"{team['num_missing']:,}",
@@ -128,13 +142,19 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
-def _to_rich(grid: _Grid) -> Table:
-    table = Table(title=grid.title, title_justify="left")
+def _to_rich(grid: _Grid) -> tuple[Text, Table]:
+    """Title and table; where it is too wide, headings are folded, never a number."""
+    table = Table(box=box.SIMPLE_HEAD)
     for index, name in enumerate(grid.header):
-        table.add_column(name, justify="left" if index == 0 else "right")
+        table.add_column(
+            name,
+            justify="left" if index == 0 else "right",
+            overflow="fold",
+            min_width=max(len(row[index]) for row in grid.rows),
+        )
     for row in grid.rows:
         table.add_row(*row)
-    return table
+    return Text(grid.title), table
 
 
 def _to_markdown(grid: _Grid) -> str:
