@@ -103,7 +103,7 @@ def _grids(value: Mapping) -> tuple[_Grid, ...]:
             tuple((name, *_paper_cells(team)) for name, team in teams.items()),
         ),
         _Grid(
-            f"avg@{n} of all candidates in %, turns, invalid actions in %, episodes the world failed",
+            f"avg@{n} of all candidates, turns, invalid actions in %, episodes the world failed",
             ("team", "all cand.", "turns", "invalid", "failed", "missing"),
             tuple((name, *_behaviour_cells(team)) for name, team in teams.items()),
         ),
