@@ -1,0 +1,197 @@
+"""Plays many episodes at once over an injected world, and holds the one error boundary.
+
+What `World`'s functions raise, or return in a wrong shape, is a failure of the world: the episode
+keeps its traces, has reward None and a `Failure`. Outcomes of the policy are ordinary episodes. An
+exception of our own code is neither: it propagates.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mas_jax.agents.agent import Play
+from mas_jax.agents.setting import Run, Team, World
+from mas_jax.agents.teams import PLAYS
+from mas_jax.records import (
+    Episode,
+    Failure,
+    FailureKind,
+    Passage,
+    Question,
+    Sample,
+    SearchFailure,
+    WorldError,
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """concurrent: episodes in progress at once. The run stops once more than failure_frac of its
+    finished episodes failed, of which there must be at least min_episodes."""
+
+    concurrent: int
+    failure_frac: float
+    min_episodes: int
+
+
+class TooManyFailures(Exception):
+    """The world failed too many episodes for the run to go on."""
+
+
+async def play(
+    jobs: Iterable[tuple[Question, int]], team: Team, *, world: World, run: Run, limits: Limits
+) -> AsyncIterator[Episode]:
+    """Episodes of (question, rollout) jobs, in the order in which they finish.
+
+    Jobs are drawn as places become free. Leaving the iterator early cancels what is in progress.
+    Raises: TooManyFailures; whatever a bug in an agent raises.
+    """
+    if limits.concurrent < 1:
+        raise ValueError(f"concurrent={limits.concurrent}: must be at least 1")
+    jobs = iter(jobs)
+    finished: asyncio.Queue[Episode | asyncio.Task] = asyncio.Queue()
+
+    async def work() -> None:
+        for question, rollout in jobs:  # shared by all workers: each job is drawn once
+            episode = await play_episode(question, rollout, team, world=world, run=run)
+            finished.put_nowait(episode)
+
+    workers = [asyncio.ensure_future(work()) for _ in range(limits.concurrent)]
+    for worker in workers:
+        worker.add_done_callback(finished.put_nowait)
+    try:
+        num_working, num_episodes, failures = len(workers), 0, []
+        while num_working:
+            item = await finished.get()
+            if isinstance(item, asyncio.Future):
+                item.result()  # raises what stopped the worker
+                num_working -= 1
+                continue
+            num_episodes += 1
+            failures += [] if item.failure is None else [item.failure]
+            yield item
+            if num_episodes >= limits.min_episodes:
+                _stop_above(limits.failure_frac, failures, num_episodes)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def play_episode(
+    question: Question, rollout: int, team: Team, *, world: World, run: Run
+) -> Episode:
+    """One episode; a failure of the world is part of it."""
+    state = Play(question, rollout, team=team, world=guarded(world), run=run)
+    predictions, correct, outcome, failure = (), (), "failure", None
+    try:
+        endings = await PLAYS[team.name](state)
+        predictions = tuple(ending.text for ending in endings)
+        outcomes = [ending.outcome for ending in endings]
+        outcome = "answered" if "answered" in outcomes else outcomes[0]
+        correct = await state.world.reward(question, predictions)
+    except WorldError as error:
+        failure = Failure(error.kind, str(error))
+    return Episode(
+        question=question.uid,
+        rollout=rollout,
+        team=team.name,
+        traces=state.traces(),
+        predictions=predictions,
+        correct=correct,
+        reward=None if failure is not None else sum(correct) / len(correct),
+        num_searches=state.num_searches,
+        failed_searches=state.failed_searches,
+        turns_used=state.turns_used,
+        outcome=outcome,
+        failure=failure,
+    )
+
+
+def _stop_above(failure_frac: float, failures: Sequence[Failure], num_episodes: int) -> None:
+    if len(failures) <= failure_frac * num_episodes:
+        return
+    lines = []
+    for kind in FailureKind:
+        messages = [failure.message for failure in failures if failure.kind == kind]
+        if messages:
+            lines.append(f"{kind.value}: {len(messages)}, such as {messages[0]!r}")
+    raise TooManyFailures(
+        f"{len(failures)} of {num_episodes} episodes failed, more than {failure_frac:g} of them; "
+        + "; ".join(lines)
+    )
+
+
+# --- the boundary ---------------------------------------------------------------------------------
+
+
+def guarded(world: World) -> World:
+    """The same functions, which raise WorldError alone: of their own, or of the kind whose function
+    raised anything else or returned what it must not."""
+
+    async def sample(prompt: tuple[int, ...], **request: object) -> list[Sample]:
+        return await _boundary(
+            FailureKind.SAMPLER,
+            lambda: world.sample(prompt, **request),
+            lambda samples: _check_samples(samples, request["n"]),
+        )
+
+    async def search(queries: list[str], k: int) -> list[list[Passage] | SearchFailure]:
+        return await _boundary(
+            FailureKind.RETRIEVER,
+            lambda: world.search(queries, k),
+            lambda results: _check_results(results, len(queries), k),
+        )
+
+    async def reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
+        return await _boundary(
+            FailureKind.REWARD,
+            lambda: world.reward(question, predictions),
+            lambda values: _checked_rewards(values, len(predictions)),
+        )
+
+    return World(sample=sample, search=search, reward=reward)
+
+
+async def _boundary(
+    kind: FailureKind, call: Callable[[], Awaitable], check: Callable[[object], object]
+) -> object:
+    """The only place that catches every exception. Cancellation is none and passes through."""
+    try:
+        return check(await call())
+    except WorldError:
+        raise
+    except Exception as error:
+        raise WorldError(kind, f"{type(error).__name__}: {error}") from error
+
+
+def _check_samples(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
+    if len(samples) != n:
+        raise ValueError(f"{len(samples)} samples for n={n}")
+    for sample in samples:
+        if len(sample.tokens) != len(sample.logprobs):
+            raise ValueError(f"{len(sample.tokens)} tokens with {len(sample.logprobs)} log-probs")
+    return samples
+
+
+def _check_results(
+    results: Sequence[list[Passage] | SearchFailure], num_queries: int, k: int
+) -> Sequence[list[Passage] | SearchFailure]:
+    if len(results) != num_queries:
+        raise ValueError(f"{len(results)} results for {num_queries} queries")
+    for result in results:
+        if isinstance(result, SearchFailure):
+            continue
+        if len(result) > k:
+            raise ValueError(f"{len(result)} passages for k={k}")
+        for passage in result:
+            (passage.title + passage.text).encode()  # no tokenizer takes a lone surrogate
+    return results
+
+
+def _checked_rewards(values: Sequence[float], num_predictions: int) -> tuple[float, ...]:
+    values = tuple(float(value) for value in values)
+    if len(values) != num_predictions or not all(map(math.isfinite, values)):
+        raise ValueError(f"rewards {values} for {num_predictions} predictions")
+    return values

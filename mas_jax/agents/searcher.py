@@ -1,0 +1,60 @@
+"""The Searcher: a task, queries and their passages, a report. Its prompt is the same in every team.
+
+`search_until` is that loop; the single agent, which answers instead of reporting, uses it too.
+Must not know: who gave the task or reads the report, or the budget beyond its own grant.
+"""
+
+from dataclasses import dataclass, replace
+
+from mas_jax.agents.actions import Invalid, Search
+from mas_jax.agents.agent import Agent, Play
+from mas_jax.agents.prompts import Message
+
+MAX_INVALID = 2  # the first is corrected, the second ends the agent
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an agent ended: its last words, "" if none, and the outcome as in `Episode`."""
+
+    text: str
+    outcome: str
+
+
+async def report(play: Play, task: str, path: str, *, turns: int) -> str:
+    """The report on a task within a grant of turns; "" after a second invalid action, without a
+    turn, or when the context is full."""
+    agent = Agent(play, "searcher", path, actions=("search", "report"))
+    agent.hear(Message(play.team.prompts.searcher, {"task": task}))
+    now = play.team.prompts.report_now
+    return (await search_until(agent, "report", turns=turns, now=now)).text
+
+
+async def search_until(agent: Agent, final: str, *, turns: int, now: str) -> Ending:
+    """Searches until the agent takes its `final` action.
+
+    With one turn or no search left it is told so by the line `now`, and a search is invalid.
+    """
+    play = agent.play
+    searches_left = play.team.budgets.searches
+    message = Message("")
+    for turns_left in range(turns, 0, -1):
+        forced = turns_left == 1 or searches_left == 0
+        if forced:
+            message = replace(message, note=now)
+        if message != Message(""):
+            agent.hear(message)
+        action = await agent.act((final,) if forced else ("search", final))
+        match action:
+            case None:
+                return Ending("", "context")
+            case Search(query):
+                searches_left -= 1
+                message = await play.look_up(query)
+            case Invalid(reason):
+                if agent.num_invalid == MAX_INVALID:
+                    break
+                message = Message(play.team.prompts.invalid, {"reason": reason.value})
+            case _:
+                return Ending(action.text, "answered")
+    return Ending("", "invalid" if agent.num_invalid else "no turns")

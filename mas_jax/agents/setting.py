@@ -1,0 +1,81 @@
+"""What a team is made of and plays in: fixed for a run, shared by all its episodes.
+
+Must not know: what the roles do, engines, devices.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from mas_jax.agents.chat import Chat
+from mas_jax.agents.prompts import Prompts
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Limits of one episode; 0 means none at all, never unlimited.
+
+    turns: generations of Leader and Searchers together, forced reports and repeats after an invalid
+    action included; Answerer candidates cost none.
+    searcher_turns: most turns granted to one Searcher. searches: most searches of one Searcher; one
+    with g turns searches at most g-1 times, since the last is its report.
+    waves, subtasks: most waves, and most subtasks in each. passages: shown for one query.
+    context: tokens of a conversation, prompt and generation. observation: tokens of one observation
+    or of the evidence, beyond which passages, reports and words are left out.
+    METHODS §1: 3 passages; 5 turns in the cascade (searches bounded by them); in the hierarchy 12
+    turns, 3 waves of 4 subtasks, 2 searches a Searcher.
+    """
+
+    turns: int
+    searcher_turns: int
+    searches: int
+    waves: int
+    subtasks: int
+    passages: int
+    context: int
+    observation: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How generations are drawn. max_tokens: by role; candidates: of the Answerer."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: Mapping[str, int]
+    candidates: int
+
+
+@dataclass(frozen=True)
+class Team:
+    """A named team with everything that its roles need; policies: role -> name of its weights."""
+
+    name: str
+    chat: Chat
+    prompts: Prompts
+    budgets: Budgets
+    sampling: Sampling
+    policies: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class World:
+    """What surrounds the policy; every function may raise, which makes a failure of the world.
+
+    sample(prompt, *, key, policy, n, max_tokens, temperature, top_p, top_k, stop) -> [Sample] * n;
+    search(queries, k) -> one list of at most k Passages, or a SearchFailure, for each query;
+    reward(question, predictions) -> one float for each prediction.
+    """
+
+    sample: Callable[..., Awaitable]
+    search: Callable[..., Awaitable]
+    reward: Callable[..., Awaitable]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the randomness of every episode of a run depends on, beside question and rollout."""
+
+    seed: int
+    purpose: str  # "train" or "eval"
+    step: int

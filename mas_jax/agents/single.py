@@ -1,0 +1,16 @@
+"""The single search agent: it searches and then answers the question itself.
+
+Its role is "searcher", with a prompt of its own; its answer is the only prediction.
+"""
+
+from mas_jax.agents.agent import Agent, Play
+from mas_jax.agents.prompts import Message
+from mas_jax.agents.searcher import Ending, search_until
+
+
+async def search_and_answer(play: Play) -> Ending:
+    """The answer to the question within the episode's turns, the last of which must be it."""
+    agent = Agent(play, "searcher", "single", actions=("search", "answer"))
+    agent.hear(Message(play.team.prompts.single, {"question": play.question.text}))
+    now = play.team.prompts.answer_now
+    return await search_until(agent, "answer", turns=play.turns_left, now=now)
