@@ -23,9 +23,9 @@ FUNCTION_WORDS = frozenset(
     _WORD.findall(
         """
         a about all also am an and are as at be been being but by can could did do does for from had
-        has have he her hers him his how i if in into is it its me my no nor not of on or our shall she
-        should so than that the their them then there these they this those to was we were what when
-        where which who whom whose why will with would you your
+        has have he her hers him his how i if in into is it its me my no nor not of on or our shall
+        she should so than that the their them then there these they this those to was we were what
+        when where which who whom whose why will with would you your
         """
     )
 )
