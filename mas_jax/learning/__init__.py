@@ -1,0 +1,1 @@
+"""Learning: from recorded traces to new parameters."""

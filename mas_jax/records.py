@@ -1,0 +1,171 @@
+"""What passes between the parts: questions, passages, samples, traces and episodes.
+
+Plain frozen values. Token positions are indices into `Trace.tokens`; log-probs are in nats, under
+the distribution that the token was drawn from. Must not know: models, devices, prompts.
+"""
+
+import enum
+from dataclasses import dataclass
+
+# owner ids of tokens: 0 is nobody's (template, instructions, tool results, other agents' words)
+NOBODY = 0
+ROLES = {"leader": 1, "searcher": 2, "answerer": 3}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with every answer that counts as right.
+
+    uid: unique over datasets and splits. gold_passages: ids of the passages that hold the facts,
+    hop by hop; decomposition: the single-hop questions it is made of; both empty if unknown.
+    """
+
+    uid: str
+    dataset: str
+    text: str
+    golden_answers: tuple[str, ...]
+    hops: int = 0
+    decomposition: tuple[str, ...] = ()
+    gold_passages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One passage of a corpus and, when it was retrieved, its score (larger is closer)."""
+
+    id: str
+    title: str
+    text: str
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchFailure:
+    """Stands where a query's passages would; `kind` is one word, `message` says what happened."""
+
+    kind: str
+    message: str
+
+
+class StopReason(enum.StrEnum):
+    """Why a generation ended."""
+
+    TOKEN = "token"  # a stop token id, which is the last token kept
+    STRING = "string"  # a stop string, which the last token kept completes
+    LENGTH = "length"  # max_tokens
+    CONTEXT = "context"  # the model's or the pool's context is full
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What ends a generation: token ids, or strings in the decoded text."""
+
+    token_ids: tuple[int, ...] = ()
+    strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SampleKey:
+    """Everything that the randomness of a generation depends on; the engine adds candidate and
+    position. Two generations with equal keys and prompts draw the same tokens."""
+
+    seed: int
+    purpose: str  # "train" or "eval"
+    step: int
+    question: str
+    rollout: int
+    path: str  # of the agent within the team, such as "leader/w1.s2"
+    turn: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One generated continuation: its tokens, their log-probs, and why it ended."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One generation inside a trace: tokens [start, end), what it did, and why it ended.
+
+    action: "search", "report", "assign", "select", "answer" or "invalid"; reason: of an invalid one.
+    """
+
+    start: int
+    end: int
+    action: str
+    stop_reason: StopReason
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One agent's conversation in one episode, token by token.
+
+    owners: role id that sampled each token, 0 for nobody's; logprobs: 0.0 where nobody sampled.
+    candidate: index among the continuations of one request. policy: name of the weights.
+    """
+
+    tokens: tuple[int, ...]
+    owners: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    question: str
+    rollout: int
+    role: str
+    path: str
+    policy: str
+    turns: tuple[Turn, ...]
+    candidate: int = 0
+
+
+class FailureKind(enum.StrEnum):
+    """Failures of the world, never of the policy: masked from learning, counted by kind."""
+
+    RETRIEVER = "retriever"
+    API = "api"
+    SAMPLER = "sampler"
+    JUDGE = "judge"
+    REWARD = "reward"
+
+
+class WorldError(Exception):
+    """Raised by what surrounds the policy when it fails; `kind` says which part."""
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What kept an episode from being finished."""
+
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One play of one question by one team.
+
+    predictions: the Answerer's candidates, "" for an invalid one; correct: 1.0 or 0.0 each.
+    reward: mean of `correct`, None after a failure of the world. num_searches: queries executed;
+    failed_searches: of these, how many the retriever failed. turns_used: by Leader and Searchers.
+    outcome: "answered", or what kept the policy from answering ("invalid", "no turns", "context").
+    """
+
+    question: str
+    rollout: int
+    team: str
+    traces: tuple[Trace, ...]
+    predictions: tuple[str, ...]
+    correct: tuple[float, ...]
+    reward: float | None
+    num_searches: int
+    failed_searches: int
+    turns_used: int
+    outcome: str
+    failure: Failure | None = None

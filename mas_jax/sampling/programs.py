@@ -1,0 +1,274 @@
+"""The engine's device calls: prefill pages of prompts, decode several tokens a row.
+
+One page of keys and values is [Z, C, H]: entries 2k and 2k + 1 of a position are the key and the
+value of key/value head k, the layout of the TPU's paged kernel. A call's shapes are fixed by the
+settings and its context bucket, so a row's result is bitwise the same whatever else is in the call.
+
+`prefill` takes blocks: up to one page of consecutive prompt tokens that starts at a page boundary.
+It writes their keys and values before any block attends, so blocks of one prompt may go together.
+`decode` gathers the pages of each row into one slab a layer, takes up to I tokens a row on it, and
+writes the new keys and values back: on CPUs a gather a token costs more than the token.
+
+Dimensions: B rows, T tokens of a block (T = Z), S context positions, D model, V vocabulary, K
+key/value heads, J query heads for each, H head dim, L layers; here also M pages of the pool, Z
+positions of a page, C = 2K, U pages of a row's context, I decode steps of a call.
+Must not know: requests, schedules, why a row is there.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mas_jax.model import qwen3, sharding
+from mas_jax.sampling.draw import draw, uniforms
+
+Pool = list[jax.Array]  # one array of pages [M, Z, C, H] a layer
+POOL_AXES = ("replicated", "replicated", "kv_heads", "head_dim")
+
+
+class Drawing(NamedTuple):
+    """How each row draws: [B, 2] uint32 key data, and [B] temperature, top-p and top-k (0: all)."""
+
+    key_B2: jax.Array
+    temperature_B: jax.Array
+    top_p_B: jax.Array
+    top_k_B: jax.Array
+
+
+class Blocks(NamedTuple):
+    """Blocks of prompts: tokens [B, T], how many are real [B], page tables [B, U].
+
+    The block's own page is the one at place `page_B` of its table; a row with 0 tokens is unused.
+    """
+
+    tokens_BT: jax.Array
+    count_B: jax.Array
+    page_B: jax.Array
+    table_BU: jax.Array
+
+
+class Rows(NamedTuple):
+    """Rows to decode: the last token [B], its position [B], page tables [B, U], and what ends one.
+
+    limit_B: tokens to take at most, 0 for an unused row. forced_BI, num_forced_B: tokens that were
+    drawn before and are taken again. stop_BQ: token ids that end the row (-1: none).
+    """
+
+    token_B: jax.Array
+    position_B: jax.Array
+    table_BU: jax.Array
+    limit_B: jax.Array
+    forced_BI: jax.Array
+    num_forced_B: jax.Array
+    stop_BQ: jax.Array
+
+
+def _heads(config: qwen3.ModelConfig, q_BTNH: jax.Array) -> jax.Array:
+    """Queries [B, T, K, J, H], scaled for attention, float32."""
+    rows, length = q_BTNH.shape[:2]
+    groups = config.num_heads // config.num_kv_heads
+    shape = (rows, length, config.num_kv_heads, groups, config.head_dim)
+    return q_BTNH.astype(jnp.float32).reshape(shape) * config.head_dim**-0.5
+
+
+def _attend(config, q_BTNH, k_BKSH, v_BKSH, position_BT) -> jax.Array:
+    """Causal attention of queries at their positions over contexts [B, K, S, H]; [B, T, N, H].
+
+    Softmax in float32. Places beyond a query's position may hold anything.
+    """
+    S = k_BKSH.shape[2]
+    q_BTKJH = _heads(config, q_BTNH)
+    score_BKTJS = jnp.einsum(
+        "BTKJH,BKSH->BKTJS", q_BTKJH, k_BKSH, preferred_element_type=jnp.float32
+    )
+    visible_B1T1S = (jnp.arange(S) <= position_BT[..., None])[:, None, :, None, :]
+    score_BKTJS = jnp.where(visible_B1T1S, score_BKTJS, jnp.finfo(jnp.float32).min)
+    weight_BKTJS = jnp.exp(score_BKTJS - jnp.max(score_BKTJS, axis=-1, keepdims=True))
+    total_BKTJ = jnp.sum(weight_BKTJS, axis=-1)
+    out_BKTJH = jnp.einsum(
+        "BKTJS,BKSH->BKTJH", weight_BKTJS, v_BKSH, preferred_element_type=jnp.float32
+    )
+    out_BTKJH = jnp.moveaxis(out_BKTJH / total_BKTJ[..., None], 1, 2)
+    return out_BTKJH.reshape(q_BTNH.shape).astype(q_BTNH.dtype)
+
+
+def interleave(k_BTKH: jax.Array, v_BTKH: jax.Array) -> jax.Array:
+    """Keys and values of tokens as a page holds them, [B, T, C, H]."""
+    B, T, K, H = k_BTKH.shape
+    return jnp.stack([k_BTKH, v_BTKH], axis=3).reshape(B, T, 2 * K, H)
+
+
+def _gather(pages_MZCH: jax.Array, table_BU: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [B, K, S, H] of each row's pages, zeros where a page has never been filled.
+
+    NaN in a place that attention masks would still reach the sum as 0 * NaN; pools start as zeros.
+    """
+    _, Z, C, H = pages_MZCH.shape
+    B, U = table_BU.shape
+    kv_BUZK2H = pages_MZCH[table_BU].reshape(B, U, Z, C // 2, 2, H)
+    kv_2BKUZH = jnp.transpose(kv_BUZK2H, (4, 0, 3, 1, 2, 5))
+    kv_2BKSH = kv_2BKUZH.reshape(2, B, C // 2, U * Z, H)
+    return kv_2BKSH[0], kv_2BKSH[1]
+
+
+def next_tokens(params, config, x_BD, position_B, drawing: Drawing):
+    """Tokens at `position_B` and their log-probs [B], from the hidden states before them."""
+    normed_BD = qwen3.rms_norm(x_BD, params["final_norm"], eps=config.norm_eps)
+    unembed_VD = qwen3.unembedding(params, config).astype(normed_BD.dtype)
+    logits_BV = jnp.einsum("BD,VD->BV", normed_BD, unembed_VD, preferred_element_type=jnp.float32)
+    logits_BV = sharding.constrain(logits_BV, ("replicated", "replicated"))
+    uniform_B = uniforms(drawing.key_B2, position_B)
+    return draw(logits_BV, uniform_B, *drawing[1:])
+
+
+def prefill(
+    params: qwen3.Params,
+    config: qwen3.ModelConfig,
+    pool: Pool,
+    blocks: Blocks,
+    drawing: Drawing,
+) -> tuple[Pool, jax.Array, jax.Array]:
+    """The pool with each block's page filled, and the token [B] and log-prob [B] after each block.
+
+    params: with `layers` a list of each layer's parameters. The draw after a block means something
+    for the last one of a prompt.
+    """
+    T = blocks.tokens_BT.shape[1]
+    position_BT = blocks.page_B[:, None] * T + jnp.arange(T)
+    cos_sin = qwen3.rotary(config, position_BT)
+    own_page_B = jnp.take_along_axis(blocks.table_BU, blocks.page_B[:, None], axis=1)[:, 0]
+    dtype = pool[0].dtype
+    x_BTD = params["embed"][blocks.tokens_BT].astype(dtype)
+    new_pool = []
+    for layer, pages_MZCH in zip(params["layers"], pool, strict=True):
+        q_BTNH, k_BTKH, v_BTKH = qwen3.project_qkv(layer, config, x_BTD, cos_sin)
+        pages_MZCH = pages_MZCH.at[own_page_B].set(interleave(k_BTKH, v_BTKH))
+        new_pool.append(pages_MZCH)
+        k_BKSH, v_BKSH = _gather(pages_MZCH, blocks.table_BU)
+        attended_BTNH = _attend(config, q_BTNH, k_BKSH, v_BKSH, position_BT)
+        x_BTD = qwen3.finish_layer(layer, config, x_BTD, attended_BTNH)
+    last_B = jnp.maximum(blocks.count_B - 1, 0)
+    x_BD = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)[:, 0]
+    next_B = blocks.page_B * T + blocks.count_B
+    token_B, logprob_B = next_tokens(params, config, x_BD, next_B, drawing)
+    return new_pool, token_B, logprob_B
+
+
+class State(NamedTuple):
+    """What a decode step changes, letters as in `Rows`; keys: wherever keys and values live."""
+
+    step: jax.Array
+    token_B: jax.Array
+    position_B: jax.Array
+    taken_B: jax.Array
+    is_active_B: jax.Array
+    tokens_BI: jax.Array
+    logprobs_BI: jax.Array
+    keys: Any
+
+
+def start(rows: Rows, keys: Any) -> State:
+    """The state before the first step."""
+    B, steps = rows.forced_BI.shape
+    return State(
+        step=jnp.int32(0),
+        token_B=rows.token_B,
+        position_B=rows.position_B,
+        taken_B=jnp.zeros((B,), jnp.int32),
+        is_active_B=rows.limit_B > 0,
+        tokens_BI=jnp.full((B, steps), -1, jnp.int32),
+        logprobs_BI=jnp.zeros((B, steps), jnp.float32),
+        keys=keys,
+    )
+
+
+def took(
+    state: State,
+    keys: Any,
+    rows: Rows,
+    pause_V: jax.Array,
+    drawn: tuple[jax.Array, jax.Array],
+) -> State:
+    """The state after each active row took the token drawn for it [B], log-prob [B]."""
+    drawn_B, logprob_B = drawn
+    is_forced_B = state.step < rows.num_forced_B
+    token_B = jnp.where(is_forced_B, rows.forced_BI[:, state.step], drawn_B)
+    active_B = state.is_active_B
+    taken_B = state.taken_B + active_B
+    is_stop_B = jnp.any(token_B[:, None] == rows.stop_BQ, axis=1) | pause_V[token_B]
+    ends_B = (is_stop_B & ~is_forced_B) | (taken_B >= rows.limit_B)
+    return State(
+        step=state.step + 1,
+        token_B=jnp.where(active_B, token_B, state.token_B),
+        position_B=state.position_B + active_B,
+        taken_B=taken_B,
+        is_active_B=active_B & ~ends_B,
+        tokens_BI=state.tokens_BI.at[:, state.step].set(jnp.where(active_B, token_B, -1)),
+        logprobs_BI=state.logprobs_BI.at[:, state.step].set(jnp.where(active_B, logprob_B, 0.0)),
+        keys=keys,
+    )
+
+
+def _decode_step(params, config, rows: Rows, drawing: Drawing, pause_V, state: State) -> State:
+    """Every row takes one more token; only active ones remember it."""
+    row_B = jnp.arange(state.token_B.shape[0])
+    cos_sin = qwen3.rotary(config, state.position_B[:, None])
+    x_B1D = params["embed"][state.token_B][:, None].astype(state.keys[0][0].dtype)
+    slabs = []
+    for layer, (k_BKSH, v_BKSH) in zip(params["layers"], state.keys, strict=True):
+        q_B1NH, k_B1KH, v_B1KH = qwen3.project_qkv(layer, config, x_B1D, cos_sin)
+        k_BKSH = k_BKSH.at[row_B, :, state.position_B].set(k_B1KH[:, 0], mode="drop")
+        v_BKSH = v_BKSH.at[row_B, :, state.position_B].set(v_B1KH[:, 0], mode="drop")
+        slabs.append((k_BKSH, v_BKSH))
+        attended_B1NH = _attend(config, q_B1NH, k_BKSH, v_BKSH, state.position_B[:, None])
+        x_B1D = qwen3.finish_layer(layer, config, x_B1D, attended_B1NH)
+    drawn = next_tokens(params, config, x_B1D[:, 0], state.position_B + 1, drawing)
+    return took(state, slabs, rows, pause_V, drawn)
+
+
+def _write_back(pages_MZCH, k_BKSH, v_BKSH, rows: Rows, taken_B, steps: int) -> jax.Array:
+    """The pool's pages with each row's new keys and values; page 0 takes what is not wanted."""
+    Z, S = pages_MZCH.shape[1], k_BKSH.shape[2]
+    place_BI = rows.position_B[:, None] + jnp.arange(steps)
+    is_new_BI = (jnp.arange(steps) < taken_B[:, None]) & (place_BI < S)
+    inside_BI = jnp.minimum(place_BI, S - 1)
+    page_BI = jnp.take_along_axis(rows.table_BU, inside_BI // Z, axis=1)
+    index_B1I1 = inside_BI[:, None, :, None]
+    k_BKIH, v_BKIH = (jnp.take_along_axis(x, index_B1I1, axis=2) for x in (k_BKSH, v_BKSH))
+    kv_BICH = interleave(jnp.swapaxes(k_BKIH, 1, 2), jnp.swapaxes(v_BKIH, 1, 2))
+    return pages_MZCH.at[jnp.where(is_new_BI, page_BI, 0), inside_BI % Z].set(kv_BICH)
+
+
+def decode(
+    params: qwen3.Params,
+    config: qwen3.ModelConfig,
+    pool: Pool,
+    rows: Rows,
+    drawing: Drawing,
+    pause_V: jax.Array,
+    min_active: jax.Array,
+) -> tuple[Pool, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The pool, tokens [B, I] (-1 after a row's end), log-probs [B, I], tokens taken [B], steps.
+
+    A row ends at its limit, at a stop token, or at a token with pause_V [V] True, where the host
+    has to look. The call ends when fewer than `min_active` rows go on (at least one: always 1 or
+    more steps are made).
+    """
+    steps = rows.forced_BI.shape[1]
+    state = start(rows, [_gather(pages_MZCH, rows.table_BU) for pages_MZCH in pool])
+
+    def _goes_on(state: State) -> jax.Array:
+        num_active = jnp.sum(state.is_active_B)
+        enough = num_active >= jnp.where(state.step == 0, 1, jnp.maximum(min_active, 1))
+        return (state.step < steps) & enough
+
+    def _step(state: State) -> State:
+        return _decode_step(params, config, rows, drawing, pause_V, state)
+
+    state = jax.lax.while_loop(_goes_on, _step, state)
+    pool = [
+        _write_back(pages_MZCH, *slab, rows, state.taken_B, steps)
+        for pages_MZCH, slab in zip(pool, state.keys, strict=True)
+    ]
+    return pool, state.tokens_BI, state.logprobs_BI, state.taken_B, state.step
