@@ -1,0 +1,1 @@
+"""Data: questions, the toy world and tokenizers. Never imports jax."""
