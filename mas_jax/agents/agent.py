@@ -25,6 +25,7 @@ from mas_jax.records import (
 
 # roles whose generations are turns
 _PAYING = ("leader", "searcher")
+LONGEST_WORD = 40  # characters; a longer one is cut inside
 
 
 async def run_all(work: Iterable[Awaitable]) -> list:
@@ -210,8 +211,8 @@ class Agent:
 def shortened(items: Sequence[str], fits: Callable[[list[str]], bool], marker: str) -> list[str]:
     """The longest beginning of a list of texts that fits, marked where it ends early.
 
-    Whole items are dropped from the end; of the only one left, words; of a word that does not fit
-    either, characters.
+    Whole items are dropped from the end; of the only one left, words; of one beyond LONGEST_WORD,
+    characters.
     """
     for count in range(len(items), 0, -1):
         kept = list(items[:count])
@@ -225,5 +226,7 @@ def shortened(items: Sequence[str], fits: Callable[[list[str]], bool], marker: s
     while low < high:  # most characters that fit
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits([text[:middle] + marker]) else (low, middle - 1)
-    words = text[:low].rstrip() if text[low : low + 1].isspace() else text[:low].rpartition(" ")[0]
-    return [(words.rstrip() or text[:low]) + marker]
+    if not text[low : low + 1].isspace():
+        space = text.rfind(" ", max(0, low - LONGEST_WORD), low)
+        low = space if space > 0 else low
+    return [text[:low].rstrip() + marker]

@@ -7,6 +7,7 @@ sequence starts, in which the past is nobody's, and the old one keeps the sample
 Must not know: roles, actions, budgets.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -179,8 +180,7 @@ class Conversation:
 
     def fork(self) -> "Conversation":
         """An independent copy."""
-        other = Conversation.__new__(Conversation)
-        other._chat, other._sampled = self._chat, self._sampled
+        other = copy.copy(self)
         other._history = list(self._history)
         other.strands = [
             Strand(list(s.tokens), list(s.owners), list(s.logprobs), list(s.turns))
