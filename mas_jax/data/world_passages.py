@@ -4,7 +4,7 @@ A near miss shares the entity, the surname or the relation with what a question 
 is titled by the entity that it is about. Must not know: questions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,6 +100,7 @@ def tell_decoy(entity: Entity, part: Part, rng: np.random.Generator) -> Telling:
     """Something about an entity that no question asks for."""
     options = DECOYS[entity.kind]
     text, kind = options[rng.integers(len(options))]
-    others: Sequence[Entity] = [e for e in part.entities[kind] if e != entity]
-    other = others[rng.integers(len(others))]
+    other = entity
+    while other == entity:
+        other = part.entities[kind][rng.integers(len(part.entities[kind]))]
     return Telling(entity.name, text.format(s=entity.name, o=other.name))
