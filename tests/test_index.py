@@ -14,6 +14,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mas_jax.benchmarks import retrieval
 from mas_jax.records import Passage, SearchFailure
 from mas_jax.retrieval import exact_index, index, scann_index
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
@@ -618,3 +619,27 @@ def test_old_answers_are_forgotten_not_changed(monkeypatch):
     first = retriever.search_now(texts, 2)
     assert len(retriever._answers) == 3
     assert retriever.search_now(texts, 2) == first
+
+
+# --- what the benchmark says about its vectors ----------------------------------------------------
+
+
+def test_neighbour_statistics_of_a_sphere_are_its_dimension_and_cosines():
+    rng = np.random.default_rng(13)
+    points = np.zeros((4000, 32), np.float32)
+    points[:, :7] = rng.normal(size=(4000, 7))  # a sphere of 6 dimensions
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    found = retrieval.structure(points)
+    cosines = np.sort(points[:256] @ points.T, axis=1)[:, ::-1]
+    np.testing.assert_allclose(found["cosine_1"], cosines[:, 1].mean(), atol=1e-5)
+    np.testing.assert_allclose(found["cosine_10"], cosines[:, 10].mean(), atol=1e-5)
+    assert 5.4 < found["lid"] < 6.4
+
+
+def test_recall_counts_the_wanted_rows_found():
+    # 2 of 3 and 1 of 3
+    def rows(*numbers):
+        return (None, np.array(numbers))
+
+    found, wanted = [rows(5, 1, 9), rows(0, 2, 4)], [rows(1, 2, 5), rows(4, 7, 8)]
+    assert retrieval.recall(found, wanted) == 0.5
