@@ -91,7 +91,8 @@ class Sample:
 class Turn:
     """One generation inside a trace: tokens [start, end), what it did, and why it ended.
 
-    action: "search", "report", "assign", "select", "answer" or "invalid"; reason: of an invalid one.
+    action: "search", "report", "assign", "select", "answer" or "invalid"; reason: why it is
+    invalid.
     """
 
     start: int
@@ -155,6 +156,7 @@ class Episode:
     reward: mean of `correct`, None after a failure of the world. num_searches: queries executed;
     failed_searches: of these, how many the retriever failed. turns_used: by Leader and Searchers.
     outcome: "answered", or what kept the policy from answering ("invalid", "no turns", "context").
+    "failure": the world failed before that was known.
     """
 
     question: str

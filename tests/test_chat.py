@@ -195,7 +195,7 @@ def test_a_render_is_read_from_a_list_as_from_a_batch_encoding():
 @pytest.mark.parametrize(
     ("template", "thinking", "where"),
     [
-        (chat.NOT_THINKING, True, "turn 1, position 7"),  # behind the empty opening message
+        (chat.NOT_THINKING, True, "turn 1, position 12"),  # 3 + "What is it?" 4 + 2 + 3
         (chat.THINKING, False, "turn 1, position"),
         (chat.INSTRUCT, True, "turn 2, position"),  # only the past differs
         (dataclasses.replace(chat.THINKING, after=""), True, "turn 1, position"),

@@ -36,12 +36,16 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Search:
+    """Look something up."""
+
     kind: ClassVar[str] = "search"
     query: str
 
 
 @dataclass(frozen=True)
 class Report:
+    """A Searcher's last word on its task."""
+
     kind: ClassVar[str] = "report"
     text: str
 
@@ -64,12 +68,16 @@ class Select:
 
 @dataclass(frozen=True)
 class Answer:
+    """The answer to the question, as it will be scored."""
+
     kind: ClassVar[str] = "answer"
     text: str
 
 
 @dataclass(frozen=True)
 class Invalid:
+    """Text in which there is no action that counts."""
+
     kind: ClassVar[str] = "invalid"
     reason: Reason
 
