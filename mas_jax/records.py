@@ -91,7 +91,7 @@ class Sample:
 class Turn:
     """One generation inside a trace: tokens [start, end), what it did, and why it ended.
 
-    action: "search", "report", "assign", "select", "answer" or "invalid"; reason: why it is
+    action: "search", "report", "assign", "select", "answer", or "invalid" for a reason.
     invalid.
     """
 

@@ -12,8 +12,6 @@ import dataclasses
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,12 +26,12 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from mas_jax.benchmarks.processes import Worker
 from mas_jax.model import hf, qwen3
 
 LENGTH = 512
 MIN_TOKENS, MAX_TOKENS = 40, 240  # of a toy trace
-# glibc gives large arrays fresh pages on every allocation; huge pages make that cheap, for both
-ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "JAX_PLATFORMS": "cpu"}
+WORKERS = "mas_jax.benchmarks.model_workers"
 
 
 @dataclass(frozen=True)
@@ -96,45 +94,6 @@ def make_work(vocab_size: int, rows: str, num_rows: int, *, seed: int) -> dict[s
     }
 
 
-class Worker:
-    """One side's process (`model_workers.py`) while the `with` block lasts."""
-
-    def __init__(self, side: str, **arguments: object) -> None:
-        command = [sys.executable, "-m", "mas_jax.benchmarks.model_workers", side]
-        self._process = subprocess.Popen(
-            [*command, json.dumps(arguments)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-            env={**os.environ, **ENVIRONMENT},
-        )  # fmt: skip
-        self._read()  # until it is ready
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _read(self) -> dict:
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            raise RuntimeError(
-                f"benchmark worker {self._process.args[3]} ended with code {code}; its error is "
-                "above (-9: out of memory)"
-            )
-        return json.loads(line)
-
-    def ask(self, command: str) -> dict:
-        """The worker's answer to one command."""
-        self._process.stdin.write(command + "\n")
-        return self._read()
-
-    def close(self) -> dict:
-        """The worker's last answer: its peak memory and digests of its log-probs."""
-        return self.ask("exit")
-
-
 def _fastest_layouts(case: Case, directory: str) -> dict[str, str]:
     """The peer's best layout for each command, each tried in a process of its own; at the full
     vocabulary a trial would take minutes, and the rows stay as they are."""
@@ -143,7 +102,7 @@ def _fastest_layouts(case: Case, directory: str) -> dict[str, str]:
     seconds = {}
     for layout in ("packed", "padded"):
         layouts = {"score": layout, "train": layout}
-        with Worker("peer", directory=directory, layouts=layouts, warm_up=True) as worker:
+        with Worker(WORKERS, "peer", directory=directory, layouts=layouts, warm_up=True) as worker:
             for command in layouts:
                 seconds[command, layout] = worker.ask(command)["seconds"]
     return {
@@ -158,7 +117,7 @@ def _measure(case: Case, arguments: dict[str, dict]) -> dict[str, dict]:
     turns = [(side,) for side in arguments] if case.alone else [tuple(arguments)]
     for sides in turns:
         with contextlib.ExitStack() as stack:
-            workers = {s: stack.enter_context(Worker(s, **arguments[s])) for s in sides}
+            workers = {s: stack.enter_context(Worker(WORKERS, s, **arguments[s])) for s in sides}
             for command in ("score", "train"):
                 for _ in range(case.runs):
                     for side, worker in workers.items():

@@ -8,7 +8,6 @@ did the same work. Score is the log-prob of every predictable token; train is on
 """
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -16,18 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mas_jax.benchmarks.processes import answer, peak_bytes
+
 LEARNING_RATE, WEIGHT_DECAY = 1e-5, 0.01
-
-
-def _answer(**fields) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
-
-
-def _peak_bytes() -> int:
-    """This process's own peak; `ru_maxrss` would carry over the parent's from before the exec."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 
 
 def _serve(
@@ -55,19 +45,19 @@ def _serve(
         _score()
         digests["digest"] = _digest()
         train()
-    _answer(ready=True)
+    answer(ready=True)
     for line in sys.stdin:
         command = line.strip()
         if command == "exit":
-            peak_bytes = _peak_bytes()
+            peak = peak_bytes()
             if warm_up:
                 _score()
             digests["trained_digest" if warm_up else "digest"] = _digest()
-            _answer(peak_bytes=peak_bytes, **digests)
+            answer(peak_bytes=peak, **digests)
             return
         start = time.perf_counter()
         runs[command]()
-        _answer(seconds=time.perf_counter() - start)
+        answer(seconds=time.perf_counter() - start)
 
 
 def _weighted_nll(logprobs_C, weights_C):

@@ -1,0 +1,33 @@
+"""Evaluates teams: `python launch/evaluate.py --config=configs/toy.py [--workdir=DIR]`.
+
+Any value of the config can be changed: `--config.evaluation.num_questions=70`. Interrupted, the
+same command goes on where it stopped.
+"""
+
+import logging
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from mas_jax.learning import evaluate
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/toy.py")
+WORKDIR = flags.DEFINE_string("workdir", "runs/evaluate", "where records and summary.json go")
+flags.mark_flag_as_required("config")
+
+
+def main(argv: list[str]) -> None:
+    """Runs the evaluation; a setting that does not fit ends it with one line."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}")
+    logging.getLogger().setLevel(logging.INFO)
+    try:
+        evaluate.run(CONFIG.value, Path(WORKDIR.value), Console())
+    except (ValueError, FileNotFoundError) as error:
+        raise app.UsageError(str(error)) from error
+
+
+if __name__ == "__main__":
+    app.run(main)

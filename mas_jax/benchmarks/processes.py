@@ -1,0 +1,62 @@
+"""Benchmark sides as processes of their own, which answer one line of JSON for each command."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+# glibc gives large arrays fresh pages on every allocation; huge pages make that cheap, for both
+ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "JAX_PLATFORMS": "cpu"}
+
+
+class Worker:
+    """One side's process while the `with` block lasts: `python -m module side arguments`."""
+
+    def __init__(self, module: str, side: str, **arguments: object) -> None:
+        self._side = side
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, side, json.dumps(arguments)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            env={**os.environ, **ENVIRONMENT},
+        )  # fmt: skip
+        self._read()  # until it is ready
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise RuntimeError(
+                f"benchmark worker {self._side} ended with code {code}; its error is above "
+                "(-9: out of memory)"
+            )
+        return json.loads(line)
+
+    def ask(self, command: str) -> dict:
+        """The worker's answer to one command."""
+        self._process.stdin.write(command + "\n")
+        return self._read()
+
+    def close(self) -> dict:
+        """The worker's last answer."""
+        return self.ask("exit")
+
+
+def answer(**fields: object) -> None:
+    """Writes one line of JSON to the parent."""
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def peak_bytes() -> int:
+    """This process's own peak; `ru_maxrss` would carry over the parent's from before the exec."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])

@@ -1,0 +1,201 @@
+"""Sampling speed of the engine against transformers.generate on the same CPU.
+
+(a) "equal": 64 equal prompts, 128 new tokens each. (b) "hierarchy": the requests of the hierarchy
+team in the toy world, recorded while the starting policy plays it: ragged, several turns, each
+request made when those before it have ended. The peer is given all of (b) at once, sorted by the
+number of tokens that will be generated, in its best batch size (tried in the warm-up): more than a
+real rollout could give it. Runs alternate; ratios are medians over neighbouring runs.
+"""
+
+import asyncio
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from mas_jax.agents import rollout
+from mas_jax.agents.setting import Run, World
+from mas_jax.benchmarks import workload
+from mas_jax.benchmarks.processes import Worker
+from mas_jax.config import default_config
+from mas_jax.learning import assembly
+from mas_jax.model import hf, qwen3
+
+WORKERS = "mas_jax.benchmarks.rollout_workers"
+SETTINGS = dict(context=512, buckets=(128, 256, 512), num_pages=8192)
+EQUAL_PROMPT, EQUAL_ROWS, EQUAL_TOKENS = 64, 64, 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model size, a workload, and timed runs a side; episodes of the hierarchy."""
+
+    size: str
+    kind: str
+    runs: int
+    episodes: int = 0
+    batch_sizes: tuple[int, ...] = (64,)
+
+
+CASES = [
+    Case("toy-1m", "equal", 5),
+    Case("toy-1m", "hierarchy", 3, 560, (64, 128, 256)),
+    Case("toy-30m", "equal", 3),
+    Case("toy-30m", "hierarchy", 1, 112, (64, 128)),
+]
+
+
+def equal_workload(vocab_size: int) -> workload.Workload:
+    """64 episodes of one request each, all with one prompt."""
+    rng = np.random.default_rng(0)
+    prompt = tuple(rng.integers(0, vocab_size, EQUAL_PROMPT).tolist())
+    return [[workload.Recorded(prompt, (EQUAL_TOKENS,), ())] for _ in range(EQUAL_ROWS)]
+
+
+def hierarchy_workload(num_episodes: int) -> workload.Workload:
+    """What the hierarchy asks of its engine while the starting policy plays training questions."""
+    config = default_config()
+    directory = assembly.checkpoint_directory(config)
+    scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
+    engine = assembly.make_engine(config, *assembly.load_policy(config, directory), scene.tokenizer)
+    recorder = workload.Recorder(engine.sample)
+    world = World(recorder.sample, scene.retriever.search, assembly.exact_match_reward)
+    questions = assembly.spread(scene.world.questions["train"], num_episodes // 4)
+    jobs = [(question, index) for question in questions for index in range(4)]
+    team = assembly.make_team(config, "hierarchy", scene)
+
+    async def _play() -> None:
+        episodes = rollout.play(
+            jobs, team, world=world, run=Run(0, "train", 0),
+            limits=rollout.Limits(**config.rollout),
+        )  # fmt: skip
+        async for _ in episodes:
+            pass
+
+    asyncio.run(_play())
+    return recorder.workload()
+
+
+def measure_machine() -> dict[str, float]:
+    """What this machine can do: FLOP/s of a large float32 matmul, bytes/s of reading memory."""
+    x = jnp.ones((2048, 2048), jnp.float32)
+    big = jnp.ones((1 << 27,), jnp.float32)
+    timings = {}
+    for name, function, argument, work in (
+        ("flops_per_s", jax.jit(lambda x: x @ x), x, 2 * 2048**3),
+        ("bytes_per_s", jax.jit(jnp.sum), big, big.size * 4),
+    ):
+        jax.block_until_ready(function(argument))
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            jax.block_until_ready(function(argument))
+            seconds.append(time.perf_counter() - start)
+        timings[name] = work / min(seconds)
+    return timings
+
+
+def floor_s(config: qwen3.ModelConfig, counts: dict, machine: dict[str, float]) -> float:
+    """Least seconds for what the engine computed: its FLOPs, or the weights read once a step."""
+    matrices = qwen3.param_count(config)  # a tied embedding is the head's matrix
+    tokens = counts["prefill_tokens"] + counts["decode_tokens"]
+    flops_s = 2 * matrices * tokens / machine["flops_per_s"]
+    steps = counts["decode_places"] / 64 + counts["prefill_calls"]
+    return max(flops_s, 4 * matrices * steps / machine["bytes_per_s"])
+
+
+def run_case(case: Case, machine: dict[str, float]) -> dict:
+    """Measures one case: seconds of each run of both sides, tokens, ratio above 1 for ahead."""
+    config = qwen3.PRESETS[case.size]
+    with tempfile.TemporaryDirectory() as directory:
+        params = qwen3.init(config, jax.random.key(0), dtype=jnp.float32)
+        model = Path(directory) / "model"
+        hf.save(model, config, params)
+        work = (
+            equal_workload(config.vocab_size)
+            if case.kind == "equal"
+            else hierarchy_workload(case.episodes)
+        )
+        path = Path(directory) / "workload.json"
+        workload.write(work, path)
+        shared = dict(directory=str(model), workload=str(path))
+        seconds: dict[str, list[float]] = {"ours": [], "peer": []}
+        with (
+            Worker(WORKERS, "ours", settings=SETTINGS, **shared) as ours,
+            Worker(WORKERS, "peer", batch_sizes=case.batch_sizes, **shared) as peer,
+        ):
+            for _ in range(case.runs):
+                counts, other = ours.ask("run"), peer.ask("run")
+                seconds["ours"].append(counts.pop("seconds"))
+                seconds["peer"].append(other["seconds"])
+    tokens = workload.num_tokens(work)
+    places = counts["prefill_places"] + counts["decode_places"]
+    return {
+        **dataclasses.asdict(case),
+        "tokens": tokens,
+        "prompt_tokens": sum(len(r.prompt) * len(r.lengths) for e in work for r in e),
+        "seconds": seconds,
+        "ratio": statistics.median(
+            p / o for o, p in zip(seconds["ours"], seconds["peer"], strict=True)
+        ),
+        "peer_batch_size": other["batch_size"],
+        "counts": counts,
+        "work_share": (counts["prefill_tokens"] + counts["decode_tokens"]) / places,
+        "floor_s": floor_s(config, counts, machine),
+    }
+
+
+HEADINGS = ("model", "work", "prompt / new tokens", "tok/s", "ratio", "rows of work", "x floor")
+
+
+def _cells(case: dict) -> list[str]:
+    """One case under `HEADINGS`: new tokens/s ours / peer, and our time over the floor."""
+    seconds = {side: statistics.median(case["seconds"][side]) for side in ("ours", "peer")}
+    rates = " / ".join(f"{case['tokens'] / seconds[side]:,.0f}" for side in ("ours", "peer"))
+    return [
+        case["size"], case["kind"], f"{case['prompt_tokens']:,} / {case['tokens']:,}", rates,
+        f"{case['ratio']:.2f}", f"{case['work_share']:.2f}",
+        f"{seconds['ours'] / case['floor_s']:.1f}",
+    ]  # fmt: skip
+
+
+def markdown(cases: list[dict]) -> str:
+    """The results as the README shows them."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *(_cells(case) for case in cases)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(out: Path, sizes: list[str] | None) -> None:
+    """Runs the benchmark, writing `out` (JSON) after every case and the table at the end.
+
+    Raises: ValueError for an unknown size.
+    """
+    unknown = set(sizes or ()) - {case.size for case in CASES}
+    if unknown:
+        raise ValueError(f"unknown sizes {sorted(unknown)}")
+    jax.config.update("jax_platforms", "cpu")
+    console = Console(width=130)
+    machine = measure_machine()
+    record = {"machine": machine, "cases": []}
+    for case in CASES:
+        if sizes is None or case.size in sizes:
+            record["cases"].append(run_case(case, machine))
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(record, indent=1))
+            console.log(f"{case.size}, {case.kind}: done")
+    table = Table(title="mas_jax / transformers.generate, float32, this CPU")
+    for heading in HEADINGS:
+        table.add_column(heading)
+    for case in record["cases"]:
+        table.add_row(*_cells(case))
+    console.print(table)
+    console.print(f"written to {out}")

@@ -1,0 +1,124 @@
+"""The two sides of the rollout benchmark: one process each, the same weights, prompts and lengths.
+
+A worker reads a checkpoint and a workload (`workload.py`) and answers every "run" with the seconds
+that generating all of its tokens took. Tokens are drawn at temperature 1 and nothing ends early:
+each candidate has the number of tokens that was recorded.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from mas_jax.benchmarks import workload
+from mas_jax.benchmarks.processes import answer, peak_bytes
+
+
+def _serve(run) -> None:
+    """Runs once to warm up, then once a line, until it is told to exit."""
+    run()
+    answer(ready=True)
+    for line in sys.stdin:
+        if line.strip() == "exit":
+            answer(peak_bytes=peak_bytes())
+            return
+        start = time.perf_counter()
+        fields = run()
+        answer(seconds=time.perf_counter() - start, **(fields or {}))
+
+
+def ours(directory: Path, work: workload.Workload, *, settings: dict) -> None:
+    """mas_jax: the engine, every request when those before it in its episode have ended."""
+    import dataclasses
+
+    import jax.numpy as jnp
+
+    from mas_jax.model import hf
+    from mas_jax.records import SampleKey, Stop
+    from mas_jax.sampling.engine import Engine, EngineSettings
+
+    config, params = hf.load(directory, dtype=jnp.float32)
+    settings = EngineSettings(**(settings | {"buckets": tuple(settings["buckets"])}))
+    engine = Engine(config, params, settings, policy="p", decode=lambda tokens: "")
+
+    async def _request(name: tuple[int, int], recorded: workload.Recorded) -> None:
+        episode, index = name
+
+        async def _candidate(candidate: int, length: int) -> None:
+            path = f"{index}.{candidate}"
+            key = SampleKey(0, "eval", 0, str(episode), 0, path, 0)
+            [sample] = await engine.sample(
+                recorded.prompt, key=key, policy="p", n=1, max_tokens=length, temperature=1.0,
+                top_p=1.0, top_k=0, stop=Stop(),
+            )  # fmt: skip
+            assert len(sample.tokens) == length
+
+        await asyncio.gather(*(_candidate(c, n) for c, n in enumerate(recorded.lengths)))
+
+    def _run() -> dict:
+        engine.set_params(params)  # nothing is shared between runs
+        before = dataclasses.asdict(engine.metrics)
+        asyncio.run(workload.replay(work, _request))
+        after = dataclasses.asdict(engine.metrics)
+        return {name: after[name] - before[name] for name in after}
+
+    _serve(_run)
+
+
+def peer(directory: Path, work: workload.Workload, *, batch_sizes: list[int]) -> None:
+    """transformers.generate: all requests at once, in batches of about equal lengths.
+
+    It need not wait for anything, and is told each length beforehand: requests are sorted by it, so
+    that little is generated in vain. The best of the batch sizes is chosen by a run of each.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    requests = [(r.prompt, n) for episode in work for r in episode for n in r.lengths]
+    requests.sort(key=lambda r: (r[1], len(r[0])))
+
+    def _batch(batch: list[tuple[tuple[int, ...], int]]) -> None:
+        longest, length = max(len(p) for p, _ in batch), max(n for _, n in batch)
+        ids = torch.zeros((len(batch), longest), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, (prompt, _) in enumerate(batch):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        out = model.generate(
+            ids, attention_mask=mask, do_sample=True, temperature=1.0, top_p=1.0, top_k=0,
+            max_new_tokens=length, min_new_tokens=length, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        assert out.shape[1] == longest + length
+
+    def _run(size: int) -> float:
+        start = time.perf_counter()
+        with torch.inference_mode():
+            for first in range(0, len(requests), size):
+                _batch(requests[first : first + size])
+        return time.perf_counter() - start
+
+    best = min(batch_sizes, key=_run) if len(batch_sizes) > 1 else batch_sizes[0]
+
+    def _run_best() -> dict:
+        _run(best)
+        return {"batch_size": best}
+
+    _serve(_run_best)
+
+
+def main() -> None:
+    """Entry point of a worker process: the side, and a JSON object of its arguments."""
+    side, arguments = sys.argv[1], json.loads(sys.argv[2])
+    directory, work = Path(arguments.pop("directory")), Path(arguments.pop("workload"))
+    {"ours": ours, "peer": peer}[side](directory, workload.read(work), **arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Builds what a config describes: world, index, chat, teams, policy, engine.
+
+The only place that knows all the parts; each is handed what it needs. Must not know: what is done
+with them.
+"""
+
+import importlib.resources
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from mas_jax.agents.chat import TEMPLATES, Chat, check_template, hf_render, make_chat
+from mas_jax.agents.prompts import Prompts, load_prompts
+from mas_jax.agents.setting import Budgets, Sampling, Team
+from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
+from mas_jax.data.world import World, make_world
+from mas_jax.model import hf, qwen3, sharding
+from mas_jax.model.hf_config import load_config
+from mas_jax.records import Question
+from mas_jax.retrieval.hashed_ngrams import HashedNgrams
+from mas_jax.retrieval.index import IndexConfig, Retriever
+from mas_jax.rewards.exact_match import exact_match
+from mas_jax.sampling.engine import Engine, EngineSettings
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What teams play in and speak through, beside the policy."""
+
+    world: World
+    retriever: Retriever
+    chat: Chat
+    prompts: Prompts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the chat."""
+        return self.chat.tokenizer
+
+
+def checkpoint_directory(config: ConfigDict) -> Path:
+    """The policy's directory in the Hugging Face layout: the configured one, or the toy asset.
+
+    Raises: FileNotFoundError if the asset is not part of this installation.
+    """
+    if config.model.checkpoint:
+        return Path(config.model.checkpoint)
+    asset = Path(str(importlib.resources.files("mas_jax") / "assets" / "toy_policy"))
+    if not (asset / "config.json").is_file():
+        raise FileNotFoundError(
+            f"the toy starting policy is not in {asset}; rebuild it with "
+            "`python launch/pretrain_toy.py`, or set model.checkpoint"
+        )
+    return asset
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint: the toy's words, or a real model's."""
+    if (directory / "tokenizer.model").is_file():
+        return WordTokenizer.load(directory)
+    return HFTokenizer(directory)
+
+
+def check_chat(config: ConfigDict, chat: Chat, directory: Path) -> None:
+    """Compares the chat with the checkpoint's own template. Raises: ValueError at a difference."""
+    from transformers import AutoTokenizer  # takes seconds to import, and only this needs it
+
+    thinking = {"qwen3-thinking": True, "qwen3-not-thinking": False}.get(config.model.template)
+    render = hf_render(AutoTokenizer.from_pretrained(str(directory)), thinking=thinking)
+    check_template(chat.tokenizer, chat.template, render)
+
+
+def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
+    """The world of the config, its index, and the chat."""
+    world = make_world(config.world.seed, closed_share=config.world.closed_share)
+    index = IndexConfig(backend=config.retriever.backend)
+    return Scene(
+        world=world,
+        retriever=Retriever.build(world.passages, HashedNgrams(), index),
+        chat=make_chat(tokenizer, TEMPLATES[config.model.template]),
+        prompts=load_prompts(config.model.prompts),
+    )
+
+
+def make_team(config: ConfigDict, name: str, scene: Scene) -> Team:
+    """A team with its budgets, all of whose roles are the configured policy."""
+    roles = ("leader", "searcher", "answerer")
+    sampling = config.sampling.to_dict()
+    return Team(
+        name=name,
+        chat=scene.chat,
+        prompts=scene.prompts,
+        budgets=Budgets(**config.budgets[name]),
+        sampling=Sampling(**sampling),
+        policies=dict.fromkeys(roles, config.model.policy),
+    )
+
+
+def load_policy(config: ConfigDict, directory: Path) -> tuple[qwen3.ModelConfig, qwen3.Params]:
+    """Architecture and weights of a checkpoint, laid out over the config's mesh."""
+    mesh = make_mesh(config)
+    shardings = None
+    if mesh is not None:
+        shardings = qwen3.param_shardings(load_config(directory), mesh)
+    return hf.load(directory, dtype=jnp.dtype(config.model.dtype), shardings=shardings)
+
+
+def make_mesh(config: ConfigDict) -> jax.sharding.Mesh | None:
+    """The sampling mesh, None for one device."""
+    sizes = config.mesh.to_dict()
+    return None if set(sizes.values()) == {1} else sharding.make_mesh(**sizes)
+
+
+def make_engine(
+    config: ConfigDict, model: qwen3.ModelConfig, params: qwen3.Params, tokenizer: Tokenizer
+) -> Engine:
+    """The sampling engine of the policy.
+
+    Raises: ValueError if the tokenizer has more tokens than the model.
+    """
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; they "
+            "are not of one checkpoint"
+        )
+    return Engine(
+        model,
+        params,
+        EngineSettings(**config.engine),
+        policy=config.model.policy,
+        decode=tokenizer.decode,
+        mesh=make_mesh(config),
+    )
+
+
+async def exact_match_reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
+    """1.0 for every prediction that matches a golden answer, else 0.0."""
+    return tuple(exact_match(text, question.golden_answers) for text in predictions)
+
+
+def spread(questions: tuple[Question, ...], count: int) -> tuple[Question, ...]:
+    """About `count` questions, the same number of each dataset: the first ones of each."""
+    by_dataset: dict[str, list[Question]] = {}
+    for question in questions:
+        by_dataset.setdefault(question.dataset, []).append(question)
+    share = max(1, count // len(by_dataset))
+    return tuple(q for group in by_dataset.values() for q in group[:share])

@@ -1,0 +1,117 @@
+"""Makes the toy starting policy: flawed scripted episodes, supervised training, an HF directory.
+
+The policy shall behave as an instruct model does: it follows the formats, yet stops after the first
+hop, drops words, hands on whole questions and reads unreliably, because its traces do. The flaws
+were set by looking at the oracle and at the untrained teams, never at a training method.
+"""
+
+import asyncio
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from mas_jax.agents import rollout
+from mas_jax.agents.oracle import Flaws
+from mas_jax.agents.scripted import ScriptedSampler
+from mas_jax.agents.setting import Run, World
+from mas_jax.data.tokenizer import make_toy_tokenizer
+from mas_jax.learning import assembly
+from mas_jax.learning.pretrain import PretrainSettings, held_out_loss, pretrain
+from mas_jax.model import hf, qwen3, sharding
+from mas_jax.records import Episode, Question, Trace
+
+LOG_EVERY = 50  # steps
+
+
+async def _play(
+    config: ConfigDict, name: str, scene: assembly.Scene, jobs: Sequence[tuple[Question, int]],
+    flaws: Flaws,
+) -> list[Episode]:  # fmt: skip
+    sampler = ScriptedSampler(scene.world, scene.chat, scene.prompts, flaws)
+    world = World(sampler.sample, scene.retriever.search, assembly.exact_match_reward)
+    run = Run(seed=config.seed, purpose="train", step=0)
+    limits = rollout.Limits(**config.rollout)
+    team = assembly.make_team(config, name, scene)
+    return [e async for e in rollout.play(jobs, team, world=world, run=run, limits=limits)]
+
+
+def scripted_episodes(
+    config: ConfigDict, name: str, scene: assembly.Scene, *, split: str, count: int, runs: int,
+    flaws: Flaws,
+) -> list[Episode]:  # fmt: skip
+    """Episodes of a team played by the oracle with flaws, in order of question and run.
+
+    Ordered, since they finish in an order that depends on the machine.
+    """
+    questions = assembly.spread(scene.world.questions[split], count)
+    jobs = [(question, run) for question in questions for run in range(runs)]
+    episodes = asyncio.run(_play(config, name, scene, jobs, flaws))
+    place = {(question.uid, run): index for index, (question, run) in enumerate(jobs)}
+    return sorted(episodes, key=lambda e: place[e.question, e.rollout])
+
+
+def flawed_traces(
+    config: ConfigDict, scene: assembly.Scene, *, split: str, count: int, runs: int
+) -> list[Trace]:
+    """Traces of every role in the config's teams on `count` questions, with the config's flaws."""
+    flaws = Flaws(**config.pretrain.flaws)
+    return [
+        trace
+        for name in config.pretrain.teams
+        for episode in scripted_episodes(
+            config, name, scene, split=split, count=count, runs=runs, flaws=flaws
+        )
+        for trace in episode.traces
+    ]
+
+
+def make(config: ConfigDict, out: Path, console: Console) -> dict:
+    """Trains the policy and writes it, with its tokenizer, to a new directory; returns a record.
+
+    Raises: FileExistsError if the directory exists.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} exists; remove it or name another directory")
+    start = time.perf_counter()
+    tokenizer = make_toy_tokenizer()
+    scene = assembly.make_scene(config, tokenizer)
+    p = config.pretrain
+    traces = flawed_traces(config, scene, split="train", count=p.num_questions, runs=p.num_episodes)
+    held_out = flawed_traces(config, scene, split="validation", count=p.num_held_out, runs=1)
+    tokens = sum(len(trace.tokens) for trace in traces)
+    console.log(f"{len(traces)} traces, {tokens:,} tokens, {time.perf_counter() - start:.0f} s")
+    settings = PretrainSettings(**p.settings)
+    model = dataclasses.replace(qwen3.PRESETS[p.preset], max_positions=config.engine.context)
+    params = qwen3.init(model, jax.random.key(settings.seed), dtype=jnp.float32)
+    losses = []
+
+    def _on_step(step: int, loss: float) -> None:
+        losses.append(loss)
+        if (step + 1) % LOG_EVERY == 0:
+            mean = sum(losses[-LOG_EVERY:]) / LOG_EVERY
+            elapsed = time.perf_counter() - start
+            console.log(f"step {step + 1} of {settings.steps}: loss {mean:.3f}, {elapsed:.0f} s")
+
+    params = pretrain(params, model, traces, settings, mesh=sharding.make_mesh(), on_step=_on_step)
+    record = {
+        "world": scene.world.fingerprint,
+        "tokenizer": tokenizer.fingerprint,
+        "pretrain": json.loads(p.to_json_best_effort()),
+        "final_loss": sum(losses[-LOG_EVERY:]) / len(losses[-LOG_EVERY:]),
+        "held_out_loss": held_out_loss(params, model, held_out, chunk=settings.chunk),
+        "wall_s": time.perf_counter() - start,
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save(Path(directory))
+        hf.save(out, model, params, tokenizer_dir=directory)
+    (out / "pretrain.json").write_text(json.dumps(record, indent=1) + "\n")
+    console.log(f"written to {out}: held-out loss {record['held_out_loss']:.3f}")
+    return record
