@@ -34,7 +34,7 @@ def word_vector(word: str, dim: int) -> np.ndarray:
         return 0.1 * signs(word, dim) / math.sqrt(dim)
     padded, total = f"<{word}>", signs(word, dim)
     for start in range(len(padded) - 3):
-        total = total + 0.3 * signs("<" + padded[start : start + 4], dim)
+        total = total + 0.5 * signs("<" + padded[start : start + 4], dim)
     return total / np.linalg.norm(total)
 
 
@@ -43,8 +43,8 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def test_a_text_is_the_weighted_sum_of_its_words():
-    # "ox" has one 4-gram, "<ox>"; it occurs three times, so it weighs 1 + ln 3; "the" weighs 0.1
-    ox = signs("ox", 64) + 0.3 * signs("<<ox>", 64)
+    # "ox" has one 4-gram, "<ox>", of weight 0.5; it occurs three times: 1 + ln 3; "the" weighs 0.1
+    ox = signs("ox", 64) + 0.5 * signs("<<ox>", 64)
     expected = unit((1 + math.log(3)) * unit(ox) + 0.1 * signs("the", 64) / 8)
     np.testing.assert_allclose(HashedNgrams(64).encode(["Ox, OX: the ox!"])[0], expected, atol=1e-6)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 NGRAM = 4
-NGRAM_WEIGHT = 0.3  # of a character n-gram beside the word's 1
+NGRAM_WEIGHT = 0.5  # of a character n-gram beside the word's 1
 FUNCTION_WORD_WEIGHT = 0.1  # 0.1 to 0.2 found 30 to 75% more gold passages than 1 (real questions)
 _WORD = re.compile(r"\w+")
 FUNCTION_WORDS = frozenset(
