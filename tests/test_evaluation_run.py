@@ -91,6 +91,13 @@ def test_every_episode_survives_json_exactly():
         assert episode_json.from_json(episode_json.to_json(episode)) == episode
 
 
+def test_a_token_that_was_certain_keeps_its_place_in_json():
+    trace = make_trace("searcher", [(2, 3, "search")])
+    trace = replace(trace, logprobs=(0.0, 0.0, -1.0, 0.0, -2.0))
+    episode = make_episode("a0", 0, traces=(trace,))
+    assert episode_json.from_json(episode_json.to_json(episode)) == episode
+
+
 def test_a_trace_that_breaks_its_contract_is_not_written():
     trace = make_trace("searcher", [(2, 1, "search")])
     for broken, message in [

@@ -176,6 +176,10 @@ def test_a_candidate_that_is_asked_again_pays_for_its_second_prompt():
     assert statistics.count_input_tokens([retried, other]) == 50 + 60 + 60
 
 
+def test_a_trace_without_a_generation_sent_nothing():
+    assert statistics.count_input_tokens([make_trace("searcher", [])]) == 0
+
+
 def test_equal_prompts_of_two_agents_are_two_requests():
     searchers = [make_trace("searcher", [(10, 4, "report")], path=f"w0.s{i}") for i in range(2)]
     assert statistics.count_input_tokens(searchers) == 20

@@ -4,7 +4,7 @@ Must not know: files, tables.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, fsum
 
@@ -58,21 +58,14 @@ def score_episode(episode: Episode) -> EpisodeScore:
     )
 
 
-def count_input_tokens(traces: Iterable[Trace]) -> int:
+def count_input_tokens(traces: Sequence[Trace]) -> int:
     """Prompt tokens sent, summed over generations: each turn's prompt is all that precedes it.
 
-    The candidates of one request were sent one prompt, which counts once.
+    The candidates of one request were sent one first prompt, which counts once.
     """
-    num_tokens = 0
-    requested = set()
-    for trace in traces:
-        for index, turn in enumerate(trace.turns):
-            request = (trace.path, trace.tokens[: turn.start])
-            if index > 0 or request not in requested:
-                num_tokens += turn.start
-            if index == 0:
-                requested.add(request)
-    return num_tokens
+    first_prompts = {(t.path, t.tokens[: t.turns[0].start]) for t in traces if t.turns}
+    later = sum(turn.start for trace in traces for turn in trace.turns[1:])
+    return sum(len(tokens) for _, tokens in first_prompts) + later
 
 
 def pass_at_k(num_runs: int, num_correct: int, k: int) -> float:
