@@ -129,6 +129,8 @@ def test_without_thinking_the_empty_thought_is_a_prompt_and_each_turn_a_strand()
     history = opening + "one<|im_end|>\n<|im_start|>user\nb<|im_end|>\n" + head
     assert second.tokens == chars(history + block + "two")
     assert second.owners == [0] * len(chars(history + block)) + [2] * 3
+    prompt = talk(chat.NOT_THINKING, "a", "one", "b").prompt()
+    assert list(prompt) == second.tokens[: second.turns[0].start] == chars(history + block)
 
 
 def test_a_fork_goes_its_own_way():
