@@ -198,13 +198,6 @@ def test_a_single_agent_answers_where_a_searcher_reports():
     assert act(SMALL, TWO_HOPS.text, [], 0, must_answer=True) == "<answer> unknown</answer>"
 
 
-def test_an_alias_in_a_title_or_a_text_leads_to_the_subject():
-    passage = Passage("p", "elmwick crossia", "hilcott bridgeon lies in zanistan union")
-    for name in ("elmwick crossia", "hilcott bridgeon"):
-        assert oracle.read("country", name, [passage]) == "zanistan union"
-    assert oracle.read("country", "ashbury portal", [passage]) == ""
-
-
 @pytest.mark.parametrize("play", [play_cascade, play_hierarchy])
 def test_the_ceiling_is_above_95_percent_in_every_family(play):
     right, searches = accuracy(play, world().questions["test"])

@@ -181,7 +181,7 @@ def test_the_saved_chat_template_renders_one_line(saved):
         "<|im_start|>assistant<search> alba ackby</search><|im_end|>"
         "<|im_start|>user nothing<|im_end|><|im_start|>assistant"
     )
-    assert len(TOY.encode_template(text)) == 24
+    assert len(TOY.encode_template(text)) == 8 + 7 + 4 + 2  # a message each, and the opening
 
 
 def test_the_saved_toy_tokenizer_serves_as_an_hf_one(saved):

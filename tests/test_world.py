@@ -33,8 +33,8 @@ def told(world):
     for passage in world.passages:
         for relation in RELATIONS:
             if stated := parse_statement(relation, passage.text):
+                assert stated[0] == passage.title
                 objects[relation, stated[0]].add(stated[1])
-                objects[relation, passage.title].add(stated[1])
     return objects
 
 
@@ -144,10 +144,9 @@ def test_families_differ_as_their_benchmarks_do(world):
                 (again if first[relation, passage.title] else first)[relation, passage.title] += 1
     rare = [parse_ask(q.text) for q in questions_of(world, "popqa_like")]
     often = [parse_ask(q.text) for q in questions_of(world, "nq_like") if not is_closed(world, q)]
-    # told once, or twice where the subject has an alias
-    assert max(again[key] for key in rare) == 1
-    assert sum(again[key] for key in rare) < 0.25 * len(rare)
-    assert min(again[key] for key in often) == 2
+    # a subject with an alias has one of its tellings under that name
+    assert max(again[key] for key in rare) == 0
+    assert {again[key] for key in often} == {1, 2}
     for question in questions_of(world, "bamboogle_like"):
         assert len(set(question.golden_answers)) == 2
     verdicts = Counter(q.golden_answers for q in world.questions["test"] if q.hops == 2)

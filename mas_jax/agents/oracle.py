@@ -201,13 +201,10 @@ def follow(world: World, task: str, sources: Sequence[Passage]) -> list[Step]:
 
 
 def read(relation: str, subject: str, sources: Sequence[Passage]) -> str:
-    """The object that the first fitting source states; "" if none does.
-
-    A passage also speaks of the subject when it is titled by it and uses another name in its text.
-    """
+    """The object that the first fitting source states; "" if none does."""
     for source in sources:
         stated = parse_statement(relation, source.text)
-        if stated and subject in (stated[0], source.title):
+        if stated and stated[0] == subject:
             return stated[1]
     return ""
 

@@ -229,11 +229,12 @@ class HFTokenizer:
 
     def __init__(self, directory: Path) -> None:
         directory = Path(directory)
-        spec = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+        full = (directory / "tokenizer.json").read_bytes()
+        spec = json.loads(full)
         config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
-        self._full = _backend_of(spec)
-        # a post-processor may add a control token to every text
-        self._plain = _backend_of(spec | {"added_tokens": [], "post_processor": None})
+        self._full = _backend_of(full)
+        plain = spec | {"added_tokens": [], "post_processor": None}  # the latter may add tokens
+        self._plain = _backend_of(json.dumps(plain).encode())
         self._added = {token["id"]: token["content"] for token in spec["added_tokens"]}
         reachable = self._added.keys() & set(self._plain.get_vocab().values())
         if reachable:
@@ -245,9 +246,8 @@ class HFTokenizer:
         self.stop_ids = self._read_stop_ids(directory, config)
         pad = config.get("pad_token")
         self.pad_id = self._full.token_to_id(_content(pad)) if pad else self.stop_ids[0]
-        self.fingerprint = blake2b(
-            json.dumps([spec, self.stop_ids, self.pad_id], sort_keys=True).encode(), digest_size=16
-        ).hexdigest()
+        ends = repr((self.stop_ids, self.pad_id)).encode()
+        self.fingerprint = blake2b(full + ends, digest_size=16).hexdigest()
 
     def _read_stop_ids(self, directory: Path, config: dict) -> tuple[int, ...]:
         """The end-of-sequence token of the config, then those of the generation config."""
@@ -288,9 +288,9 @@ class HFTokenizer:
         return self.decode([token])
 
 
-def _backend_of(spec: dict) -> tokenizers.Tokenizer:
-    """A tokenizer of the library, which neither truncates nor pads."""
-    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+def _backend_of(spec: bytes) -> tokenizers.Tokenizer:
+    """A tokenizer of the library from its JSON; it neither truncates nor pads."""
+    backend = tokenizers.Tokenizer.from_buffer(spec)
     backend.no_truncation()
     backend.no_padding()
     return backend

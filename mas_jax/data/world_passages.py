@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mas_jax.data.world_facts import COPIES, Entity, Fact, Part
-from mas_jax.data.world_text import DECOYS, NEAR_MISSES, RELATIONS
+from mas_jax.data.world_text import ALIAS, DECOYS, NEAR_MISSES, RELATIONS
 from mas_jax.records import Passage
 
 NEAR_MISS_SHARE = 0.5  # of the facts whose relation has one
@@ -37,7 +37,7 @@ def make_passages(
         for fact in part.facts:
             for telling in tell_fact(fact, rng):
                 told.setdefault((telling.title, telling.text), telling)
-        for telling in tell_near_misses(part, rng):
+        for telling in [*tell_aliases(part), *tell_near_misses(part, rng)]:
             told.setdefault((telling.title, telling.text), telling)
     if len(told) > count:
         raise ValueError(f"{count} passages wanted, the facts alone take {len(told)}")
@@ -65,7 +65,7 @@ def tell_fact(fact: Fact, rng: np.random.Generator) -> list[Telling]:
     """A fact in as many phrasings as its subject's style asks for.
 
     The first uses the subject's name and a phrasing with the relation's keyword; the second uses
-    the subject's alias if there is one, so that either name leads to the fact.
+    the subject's alias if there is one, in title and text, so that either name leads to the fact.
     """
     forms = RELATIONS[fact.relation].passages
     keyword_form = int(rng.integers(2))
@@ -79,8 +79,18 @@ def tell_fact(fact: Fact, rng: np.random.Generator) -> list[Telling]:
         object_ = fact.object.names[rng.integers(len(fact.object.names))]
         tells = None if copy else (fact.relation, fact.subject.name)
         text = forms[form].format(s=subject, o=object_)
-        tellings.append(Telling(fact.subject.name, text, tells))
+        tellings.append(Telling(subject, text, tells))
     return tellings
+
+
+def tell_aliases(part: Part) -> list[Telling]:
+    """One passage for every entity with two names that says so."""
+    return [
+        Telling(entity.name, ALIAS.format(s=entity.name, o=entity.alias))
+        for entities in part.entities.values()
+        for entity in entities
+        if entity.alias
+    ]
 
 
 def tell_near_misses(part: Part, rng: np.random.Generator) -> list[Telling]:

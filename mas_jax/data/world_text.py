@@ -289,6 +289,7 @@ NEAR_MISSES: dict[str, str] = {
     "seat": "{s} fears {x} , based in {o}",
     "author": "{s} mentions {x} , written by {o}",
 }
+ALIAS = "{s} is also known as {o}"
 
 # chat markup that stands without a space before it
 CHAT_ROLES = ("system", "user", "assistant")
@@ -316,7 +317,7 @@ def vocabulary() -> tuple[str, ...]:
     for parts in NAME_PARTS.values():
         words.update(word for part in parts for word in part)
     texts = [text for decoys in DECOYS.values() for text, _ in decoys]
-    texts += NEAR_MISSES.values()
+    texts += [*NEAR_MISSES.values(), ALIAS]
     for relation in RELATIONS.values():
         texts += [*relation.passages, relation.phrase, *relation.queries, relation.same]
         texts += [ask for asks in relation.asks.values() for ask in asks]
