@@ -33,12 +33,18 @@ def decode(tokens: list[int]) -> str:
     return "".join(chr(32 + token) for token in tokens)
 
 
+PROGRAMS = {}  # compiled once for each settings and mesh shape; a program holds no state
+
+
 def make_engine(settings: EngineSettings = SETTINGS, seed: int = 0, mesh=None) -> Engine:
-    """An engine of policy "student"."""
+    """An engine of policy "student", with the programs that were compiled for an equal one."""
     params = make_params(seed)
     if mesh is not None:
         params = jax.device_put(params, qwen3.param_shardings(CONFIG, mesh))
-    return Engine(CONFIG, params, settings, policy="student", decode=decode, mesh=mesh)
+    engine = Engine(CONFIG, params, settings, policy="student", decode=decode, mesh=mesh)
+    shape = None if mesh is None else tuple(mesh.shape.values())
+    engine.device._programs = PROGRAMS.setdefault((settings, shape), {})
+    return engine
 
 
 def key(question: str = "q", rollout: int = 0, turn: int = 0) -> SampleKey:

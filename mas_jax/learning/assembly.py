@@ -5,6 +5,7 @@ with them.
 """
 
 import importlib.resources
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,9 +110,12 @@ def load_policy(config: ConfigDict, directory: Path) -> tuple[qwen3.ModelConfig,
 
 
 def make_mesh(config: ConfigDict) -> jax.sharding.Mesh | None:
-    """The sampling mesh, None for one device."""
+    """The sampling mesh over this host's first devices, None for one device."""
     sizes = config.mesh.to_dict()
-    return None if set(sizes.values()) == {1} else sharding.make_mesh(**sizes)
+    num_devices = math.prod(sizes.values())
+    if num_devices == 1:
+        return None
+    return sharding.make_mesh(**sizes, devices=jax.local_devices()[:num_devices])
 
 
 def make_engine(
