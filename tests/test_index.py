@@ -173,6 +173,7 @@ def test_a_tree_finds_most_of_what_exact_search_finds(max_shard):
     for a, b in zip(exact.search_now(texts, 3), tree.search_now(texts, 3), strict=True):
         assert [p.score for p in b] == sorted((p.score for p in b), reverse=True)
         assert ids(b)[0] == ids(a)[0]  # the query is itself one of the vectors
+        assert len(set(ids(b))) == 3  # once, though a vector lies in two leaves
         shared += len(set(ids(a)) & set(ids(b)))
     assert shared >= 0.9 * 3 * len(texts), shared / (3 * len(texts))
 
@@ -347,10 +348,10 @@ def test_the_ram_needed_is_logged_before_building(caplog):
 def test_ram_counts_vectors_copies_codes_and_centres():
     config = IndexConfig(backend="exact")
     assert index.ram_bytes(1000, 64, config) == 1000 * 64 * 4
-    # ScaNN: a copy; with a tree 16 bytes of codes and 4 of a leaf number a vector, 10 centres, and
-    # the sample (all 1,000 vectors) twice
+    # ScaNN: a copy; with a tree 16 bytes of codes and 4 of a row number, in two leaves a vector,
+    # 10 centres, and the sample (all 1,000 vectors) twice
     assert scann_index.extra_ram_bytes(1000, 64, None) == 256_000
-    tree = 256_000 + 1000 * (16 + 4) + 10 * 256 + 2 * 256_000
+    tree = 256_000 + 2 * 1000 * (16 + 4) + 10 * 256 + 2 * 256_000
     assert scann_index.extra_ram_bytes(1000, 64, TreeSizes(10, 2, 100)) == tree
 
 
