@@ -119,15 +119,21 @@ def test_small_integer_vectors_full_of_ties_are_ranked_by_score_then_row(vectors
         assert_reference(scann_index.ScannShard(vectors, None), vectors, queries, k)
 
 
-def test_scores_that_differ_by_rounding_alone_keep_their_order(monkeypatch):
-    # steps of 1e-7 in one coordinate: below what f32 products keep apart, decided by the f64 score
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_that_differ_by_rounding_alone_keep_their_order(backend, monkeypatch):
+    # true scores spread over 1e-4 and f32 sums are off by 5e-5: their best rows are others
     rng = np.random.default_rng(5)
-    vectors = np.repeat(rng.normal(size=(1, 200)), 500, axis=0).astype(np.float32)
-    vectors[:, 7] += rng.integers(0, 9, 500) * np.float32(1e-7)
-    query = rng.normal(size=(1, 200)).astype(np.float32)
-    assert_reference(exact_index.ExactShard(vectors), vectors, query, 5)
-    monkeypatch.setattr(exact_index, "SCORE_BLOCK", 700)
-    assert_reference(exact_index.ExactShard(vectors), vectors, np.repeat(query, 3, 0), 5)
+    vectors = np.repeat(rng.normal(size=(1, 2000)), 3000, axis=0).astype(np.float32)
+    vectors += (1e-7 * rng.integers(-4, 5, vectors.shape)).astype(np.float32)
+    query = rng.normal(size=(1, 2000)).astype(np.float32)
+    shard = exact_index.ExactShard(vectors)
+    if backend == "scann":
+        shard = scann_index.ScannShard(vectors, None)
+    in_f32 = np.argsort(-(vectors @ query[0]))[:13]
+    assert not set(reference(vectors, query[0], 5)[1]) <= set(in_f32)
+    assert_reference(shard, vectors, query, 5)
+    monkeypatch.setattr(exact_index, "SCORE_BLOCK", 7000)
+    assert_reference(shard, vectors, np.repeat(query, 3, 0), 5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
