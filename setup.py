@@ -16,7 +16,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mas_jax", "mas_jax.*"]),
-    package_data={"mas_jax.agents": ["prompts/*/*"]},
+    package_data={"mas_jax": ["assets/*/*"], "mas_jax.agents": ["prompts/*/*"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
@@ -25,6 +25,7 @@ setup(
         "ml-collections>=1.0,<2",
         "numpy>=2.0,<3",
         "optax>=0.2.5,<0.3",
+        "protobuf>=4.21",  # the toy tokenizer is built as a sentencepiece ModelProto
         "orbax-checkpoint>=0.11.30,<0.13",
         "rich>=13,<16",
         "safetensors>=0.5,<1",

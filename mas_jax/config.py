@@ -62,7 +62,7 @@ def default_config() -> ConfigDict:
                 skip_search=0.1, from_memory=0.5,
             ),
             settings=dict(  # learning/pretrain.py PretrainSettings
-                steps=2000, rows=24, length=256, learning_rate=3e-3, warmup_steps=100,
+                steps=1800, rows=16, length=256, learning_rate=3e-3, warmup_steps=100,
                 weight_decay=0.05, max_grad_norm=1.0, chunk=4096, seed=0,
             ),
         )

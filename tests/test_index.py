@@ -132,8 +132,10 @@ def test_scores_that_differ_by_rounding_alone_keep_their_order(backend, monkeypa
     in_f32 = np.argsort(-(vectors @ query[0]))[:13]
     assert not set(reference(vectors, query[0], 5)[1]) <= set(in_f32)
     assert_reference(shard, vectors, query, 5)
-    monkeypatch.setattr(exact_index, "SCORE_BLOCK", 7000)
+    monkeypatch.setattr(exact_index, "QUERY_BLOCK", 2)
+    monkeypatch.setattr(exact_index, "ROW_BLOCK", 700)
     assert_reference(shard, vectors, np.repeat(query, 3, 0), 5)
+    assert_reference(shard, vectors, query, 1000)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

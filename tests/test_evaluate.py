@@ -1,0 +1,134 @@
+"""The evaluation as a user runs it: real policy, engine and index; resumed, refused, counted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+from mas_jax.config import default_config
+from mas_jax.learning import assembly
+
+COMMAND = [
+    sys.executable, "launch/evaluate.py", "--config=configs/toy.py",
+    "--config.evaluation.num_questions=14", "--config.evaluation.num_runs=2",
+    "--config.evaluation.log_interval_s=0.5",
+]  # fmt: skip
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+    "JAX_PLATFORMS": "cpu",
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
+    "PYTHONPATH": str(ROOT),
+}
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True,
+        timeout=300, **options,
+    )  # fmt: skip
+
+
+def records(workdir, team):
+    """Episodes by question and run; they are written in the order in which they end."""
+    lines = (workdir / f"{team}.jsonl").read_text().splitlines()[1:]
+    episodes = [json.loads(line)["episode"] for line in lines]
+    return {(e["question"], e["rollout"]): e for e in episodes}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("evaluation")
+    done = run(f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    return workdir, done
+
+
+def test_the_table_and_the_summary_have_the_papers_columns(evaluated):
+    workdir, done = evaluated
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert set(summary["teams"]) == {"cascade", "hierarchy"}
+    for name, team in summary["teams"].items():
+        assert name in done.stdout
+        assert team["num_episodes"] == 28
+        assert team["num_missing"] == team["num_failed"] == 0
+        macro = team["macro"]
+        assert 0 <= macro["all_at_k"] <= macro["avg"] <= macro["pass_at_k"] <= 1
+        assert team["per_workflow"]["searches"] > 0
+        assert len(team["datasets"]) == 7
+    for column in ("avg@2", "pass@2", "2/2", "searches"):
+        assert column in done.stdout
+    assert summary["engine"]["compilations"] <= 6
+    assert 0 < summary["engine"]["shared_tokens"] < summary["engine"]["prompt_tokens"]
+
+
+def test_the_policy_behaves_as_an_instruct_model_does(evaluated):
+    summary = json.loads((evaluated[0] / "summary.json").read_text())
+    for team in summary["teams"].values():
+        assert team["valid_action_frac"] > 0.9
+        assert team["macro"]["avg"] < 0.7  # far from the ceiling
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_records(evaluated, tmp_path):
+    whole, _ = evaluated
+    arguments = [f"--workdir={tmp_path}"]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=ROOT, env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    path = tmp_path / "cascade.jsonl"
+    for _ in range(2000):
+        if path.exists() and path.read_bytes().count(b"\n") > 3:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with path.open("ab") as file:
+        file.write(b'{"dataset": "cut')  # as if killed inside a line
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    for team in ("cascade", "hierarchy"):
+        assert records(tmp_path, team) == records(whole, team)
+    again = run(*arguments)  # nothing is left to play
+    assert again.returncode == 0
+    assert records(tmp_path, "cascade") == records(whole, "cascade")
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--config.evaluation.num_rnus=3", 'Did you mean "num_runs"'),
+        ("--config.evaluation.split=dev", "evaluation.split='dev'"),
+        ("--config.model.checkpoint=/nowhere", "'/nowhere' is not a directory"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(flag, message, tmp_path):
+    done = run(flag, f"--workdir={tmp_path}")
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_records_of_other_settings_are_refused_and_kept(evaluated):
+    workdir, _ = evaluated
+    before = (workdir / "cascade.jsonl").read_bytes()
+    done = run(f"--workdir={workdir}", "--config.sampling.temperature=0.5")
+    assert done.returncode != 0
+    assert "temperature" in done.stderr
+    assert (workdir / "cascade.jsonl").read_bytes() == before
+
+
+def test_the_shipped_policy_is_small_and_of_this_world():
+    directory = assembly.checkpoint_directory(default_config())
+    assert sum(path.stat().st_size for path in directory.iterdir()) <= 5_000_000
+    record = json.loads((directory / "pretrain.json").read_text())
+    config = default_config()
+    scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
+    assert record["world"] == scene.world.fingerprint
+    assert record["tokenizer"] == scene.tokenizer.fingerprint
+    assert record["pretrain"] == json.loads(config.pretrain.to_json_best_effort())
+    assembly.check_chat(config, scene.chat, directory)
