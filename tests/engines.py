@@ -16,7 +16,7 @@ CONFIG = dataclasses.replace(
     qwen3.PRESETS["toy-1m"], vocab_size=96, num_layers=2, model_dim=32, ffw_dim=48, head_dim=16
 )
 SETTINGS = EngineSettings(
-    context=64, buckets=(32, 64), num_pages=80, page_size=4, prefill_blocks=16, decode_rows=8,
+    context=64, buckets=(32, 64), num_pages=600, page_size=4, prefill_blocks=16, decode_rows=8,
     decode_steps=4,
 )  # fmt: skip
 

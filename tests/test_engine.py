@@ -23,6 +23,7 @@ from engines import (
 from mas_jax.model import logprobs as lp
 from mas_jax.model import qwen3, sharding
 from mas_jax.records import FailureKind, Stop, StopReason, WorldError
+from mas_jax.sampling.pages import PagePool
 
 LENGTHS = (1, 3, 4, 5, 8, 15, 16, 17, 29, 40)
 PROMPTS = make_prompts(LENGTHS)
@@ -123,9 +124,14 @@ def test_the_mixed_ragged_call_draws_what_the_dense_calls_draw(engine, ragged_en
 # (iii) schedules
 
 
-def play_schedule(requests, order, settings=SETTINGS, waves=1):
-    """Samples of all requests, added in an order and in waves, from a fresh engine."""
+def play_schedule(requests, order, settings=SETTINGS, *, waves=1, num_pages=None):
+    """Samples of all requests, added in an order and in waves, from a fresh engine.
+
+    num_pages: of which the scheduler may use so many, as if the pool were smaller.
+    """
     engine = make_engine(settings)
+    if num_pages is not None:
+        engine.scheduler.pool = PagePool(num_pages)
     results = [None] * len(requests)
 
     async def _one(index):
@@ -159,14 +165,13 @@ def test_twenty_schedules_with_preemption_give_the_same_bits():
         if i % 5 == 0:
             changes |= dict(top_k=5, top_p=0.9)
         requests.append((prompt, changes))
-    want, roomy = play_schedule(requests, range(24), dataclasses.replace(SETTINGS, num_pages=800))
+    want, roomy = play_schedule(requests, range(24))
     assert roomy.scheduler.num_preemptions == 0
-    tight = dataclasses.replace(SETTINGS, num_pages=24)
     num_preemptions = 0
     for trial in range(20):
-        settings = tight if trial % 2 else SETTINGS
         order, waves = rng.permutation(24), int(rng.integers(1, 6))
-        got, engine = play_schedule(requests, order, settings, waves)
+        num_pages = 24 if trial % 2 else None
+        got, engine = play_schedule(requests, order, waves=waves, num_pages=num_pages)
         num_preemptions += engine.scheduler.num_preemptions
         assert got == want  # tokens and log-probs, to the bit
     assert num_preemptions > 20
@@ -285,18 +290,17 @@ def test_a_sequence_may_fill_the_context_to_the_last_position(engine):
 
 
 def test_a_pool_that_holds_one_sequence_plays_them_all():
-    settings = dataclasses.replace(SETTINGS, num_pages=17)
     requests = [(p, {}) for p in PROMPTS]
     want, _ = play_schedule(requests, range(len(PROMPTS)))
-    got, engine = play_schedule(requests, range(len(PROMPTS)), settings)
+    got, engine = play_schedule(requests, range(len(PROMPTS)), num_pages=17)
     assert got == want
     assert engine.scheduler.pool.num_available == 16  # every page came back
 
 
 def test_the_ragged_call_plays_them_all_in_a_small_pool():
-    settings = dataclasses.replace(RAGGED, num_pages=24)
-    want, _ = play_schedule([(p, {}) for p in PROMPTS], range(len(PROMPTS)))
-    got, engine = play_schedule([(p, {}) for p in PROMPTS], range(len(PROMPTS)), settings)
+    requests = [(p, {}) for p in PROMPTS]
+    want, _ = play_schedule(requests, range(len(PROMPTS)))
+    got, engine = play_schedule(requests, range(len(PROMPTS)), RAGGED, num_pages=24)
     assert engine.scheduler.num_preemptions > 0
     for [w], [g] in zip(want, got, strict=True):
         assert w.tokens == g.tokens

@@ -243,6 +243,19 @@ def test_the_gradient_of_a_frequent_token_adds_up_in_float32(params):
 # bad input
 
 
+def test_a_projections_gradient_keeps_float32_under_bfloat16_activations(params):
+    def loss(params):
+        hidden_BTD = qwen3.hidden(
+            params, TINY, random_tokens((2, 16)), dtype=jnp.bfloat16, backend="reference"
+        )
+        return jnp.sum(hidden_BTD.astype(jnp.float32) ** 2)
+
+    gradient = jax.jit(jax.grad(loss))(params)["layers"]
+    for name in ("wq", "wv", "wo", "w_up", "w_down"):
+        rounded = gradient[name].astype(jnp.bfloat16).astype(jnp.float32)
+        assert np.mean(rounded != gradient[name]) > 0.9, name
+
+
 def test_unknown_settings_are_refused(params):
     with pytest.raises(ValueError, match=r"remat='some' is unknown; choose one of"):
         qwen3.hidden(params, TINY, random_tokens((1, 4)), remat="some")

@@ -46,6 +46,7 @@ def test_the_benchmark_refuses_what_it_does_not_know():
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
     unknown = bench("modle")
-    assert unknown.returncode != 0 and "name one benchmark of ['model', 'retrieval', 'rollout']" in unknown.stderr
+    assert unknown.returncode != 0
+    assert "name one benchmark of ['model', 'retrieval', 'rollout']" in unknown.stderr
     size = bench("model", "--sizes=toy-2m")
     assert size.returncode != 0 and "unknown sizes ['toy-2m']; choose from" in size.stderr

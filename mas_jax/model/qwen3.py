@@ -189,12 +189,13 @@ def _swiglu(gate_BTF: jax.Array, up_BTF: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """`jnp.einsum(spec, x, weight)`, any shapes, with x on the left in the weight's gradient.
+    """`jnp.einsum(spec, x, weight)` in x's dtype, any shapes, with x on the left in the weight's
+    gradient, which is float32 until it takes the weight's own dtype.
 
     Autodiff puts the cotangent on the left of the weight's gradient; XLA on CPUs then writes the
     (wider) cotangent out transposed, a third of a small model's backward pass.
     """
-    return jnp.einsum(spec, x, weight)
+    return jnp.einsum(spec, x, weight.astype(x.dtype))
 
 
 def _project_fwd(spec, x, weight):
@@ -205,8 +206,11 @@ def _project_bwd(spec, residuals, dout):
     x, weight = residuals
     operands, out_axes = spec.split("->")
     x_axes, weight_axes = operands.split(",")
-    dx = jnp.einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight)
-    return dx, jnp.einsum(f"{x_axes},{out_axes}->{weight_axes}", x, dout)
+    dx = jnp.einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight.astype(x.dtype))
+    dweight = jnp.einsum(
+        f"{x_axes},{out_axes}->{weight_axes}", x, dout, preferred_element_type=jnp.float32
+    )
+    return dx, dweight.astype(weight.dtype)
 
 
 _project.defvjp(_project_fwd, _project_bwd)
@@ -255,7 +259,7 @@ def project_qkv(
     normed_BTD = rms_norm(x_BTD, layer["attn_norm"], eps=config.norm_eps)
 
     def _linear(weight: str, bias: str) -> jax.Array:
-        y = _project("BTD,DNH->BTNH", normed_BTD, layer[weight].astype(dtype))
+        y = _project("BTD,DNH->BTNH", normed_BTD, layer[weight])
         return y + layer[bias].astype(dtype) if config.qkv_bias else y
 
     q_BTNH, k_BTKH, v_BTKH = _linear("wq", "bq"), _linear("wk", "bk"), _linear("wv", "bv")
@@ -269,13 +273,12 @@ def finish_layer(
     layer: Params, config: ModelConfig, x_BTD: jax.Array, attended_BTNH: jax.Array
 ) -> jax.Array:
     """Second half of a layer: output projection and gated feed-forward, residuals; [B, T, D]."""
-    dtype = x_BTD.dtype
-    x_BTD = x_BTD + _project("BTNH,NHD->BTD", attended_BTNH, layer["wo"].astype(dtype))
+    x_BTD = x_BTD + _project("BTNH,NHD->BTD", attended_BTNH, layer["wo"])
     normed_BTD = rms_norm(x_BTD, layer["ffw_norm"], eps=config.norm_eps)
-    gate_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_gate"].astype(dtype))
-    up_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_up"].astype(dtype))
+    gate_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_gate"])
+    up_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_up"])
     inner_BTF = _swiglu(gate_BTF, up_BTF)
-    return x_BTD + _project("BTF,FD->BTD", inner_BTF, layer["w_down"].astype(dtype))
+    return x_BTD + _project("BTF,FD->BTD", inner_BTF, layer["w_down"])
 
 
 # norms and the gate are recomputed under every policy: reading them back would cost more
