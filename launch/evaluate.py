@@ -24,9 +24,10 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     logging.getLogger().setLevel(logging.INFO)
     try:
-        evaluate.run(CONFIG.value, Path(WORKDIR.value), Console())
+        prepared = evaluate.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
+    evaluate.run(prepared, Console())
 
 
 if __name__ == "__main__":

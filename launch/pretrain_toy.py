@@ -9,10 +9,11 @@ from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
+from mas_jax.config import validate
 from mas_jax.learning import toy_policy
 
 CONFIG = config_flags.DEFINE_config_file("config", "configs/toy.py", "config file")
-OUT = flags.DEFINE_string("out", "mas_jax/assets/toy_policy", "new directory for the policy")
+OUT = flags.DEFINE_string("out", "runs/toy_policy", "new directory for the policy")
 
 
 def main(argv: list[str]) -> None:
@@ -20,9 +21,12 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     try:
-        toy_policy.make(CONFIG.value, Path(OUT.value), Console())
-    except (ValueError, FileExistsError) as error:
+        validate(CONFIG.value)
+    except ValueError as error:
         raise app.UsageError(str(error)) from error
+    if Path(OUT.value).exists():
+        raise app.UsageError(f"{OUT.value} exists; remove it or name another directory")
+    toy_policy.make(CONFIG.value, Path(OUT.value), Console())
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ def default_config() -> ConfigDict:
     )
     config.mesh = ConfigDict(dict(data=1, fsdp=1, tensor=1))  # of the sampling engine
     config.world = ConfigDict(dict(seed=0, closed_share=0.3))  # data/world.py
-    config.retriever = ConfigDict(dict(backend="auto", k=3))  # retrieval/index.py
+    config.retriever = ConfigDict(dict(backend="auto"))  # retrieval/index.py IndexConfig
     config.engine = ConfigDict(  # sampling/device.py EngineSettings
         dict(
-            context=512, buckets=(128, 256, 512), num_pages=4096, page_size=16, prefill_blocks=32,
+            context=512, buckets=(128, 256, 512), num_pages=8192, page_size=8, prefill_blocks=64,
             decode_rows=64, decode_steps=16, max_stop_ids=4, min_active_share=0.75,
             dtype="float32", calls="auto",
         )

@@ -15,7 +15,7 @@ jitted = jax.jit(draw)
 def draw_row(logits, uniform, temperature=1.0, top_p=1.0, top_k=0):
     """Token and log-prob of one row."""
     row = [np.asarray([x], np.float32) for x in (uniform, temperature, top_p)]
-    token_B, logprob_B = jitted(
+    token_B, logprob_B, _ = jitted(
         jnp.asarray([logits], jnp.float32), *row, np.asarray([top_k], np.int32)
     )
     return int(token_B[0]), float(logprob_B[0])
@@ -62,12 +62,17 @@ def test_many_draws_equal_numpy(vocab_size):
     logits_BV = rng.normal(size=(300, vocab_size)).astype(np.float32) * 2
     uniform_B = rng.random(300, np.float32)
     one_B = np.ones(300, np.float32)
-    token_B, logprob_B = jitted(logits_BV, uniform_B, one_B, one_B, np.zeros(300, np.int32))
+    token_B, logprob_B, is_near_B = jitted(
+        logits_BV, uniform_B, one_B, one_B, np.zeros(300, np.int32)
+    )
     p_BV = np.exp(logits_BV.astype(np.float64))
     p_BV /= p_BV.sum(axis=1, keepdims=True)
     ends_BV = np.cumsum(p_BV, axis=1)
     want_B = np.minimum((ends_BV <= uniform_B[:, None]).sum(axis=1), vocab_size - 1)
-    near_B = np.abs(ends_BV - uniform_B[:, None]).min(axis=1) < 1e-6  # rounding may decide
+    gap_B = np.abs(ends_BV - uniform_B[:, None]).min(axis=1)
+    assert np.asarray(is_near_B)[gap_B < 0.9e-4].all()
+    assert not np.asarray(is_near_B)[(gap_B > 1.1e-4) & (uniform_B > 1.1e-4)].any()
+    near_B = gap_B < 1e-6  # rounding may decide
     assert near_B.mean() < 0.05
     np.testing.assert_array_equal(np.asarray(token_B)[~near_B], want_B[~near_B])
     chosen_B = np.log(p_BV[np.arange(300), np.asarray(token_B)])

@@ -70,7 +70,8 @@ def test_the_policy_behaves_as_an_instruct_model_does(evaluated):
     summary = json.loads((evaluated[0] / "summary.json").read_text())
     for team in summary["teams"].values():
         assert team["valid_action_frac"] > 0.9
-        assert team["macro"]["avg"] < 0.7  # far from the ceiling
+        assert 0.1 < team["macro"]["avg"] < 0.55  # of 28 episodes; 15-45% of all of them
+        assert 0.2 < team["per_workflow"]["searches"] < 3  # may go up or down
 
 
 def test_a_killed_evaluation_goes_on_to_the_same_records(evaluated, tmp_path):

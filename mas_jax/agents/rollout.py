@@ -172,6 +172,8 @@ def _check_samples(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
     for sample in samples:
         if len(sample.tokens) != len(sample.logprobs):
             raise ValueError(f"{len(sample.tokens)} tokens with {len(sample.logprobs)} log-probs")
+        if not all(map(math.isfinite, sample.logprobs)):
+            raise ValueError("a sampled token's log-prob is not finite; look at the weights")
     return samples
 
 

@@ -63,7 +63,9 @@ def num_tokens(workload: Workload) -> int:
     return sum(sum(r.lengths) for episode in workload for r in episode)
 
 
-async def replay(workload: Workload, request: Callable[[tuple[int, int], Recorded], Awaitable]):
+async def replay(
+    workload: Workload, request: Callable[[tuple[int, int], Recorded], Awaitable]
+) -> None:
     """Runs request((episode, index), recorded) for every request, as soon as what it waited for
     when it was recorded has ended; all episodes at once."""
 

@@ -32,6 +32,7 @@ class Scene:
     """What teams play in and speak through, beside the policy."""
 
     world: World
+    encoder: HashedNgrams
     retriever: Retriever
     chat: Chat
     prompts: Prompts
@@ -53,7 +54,7 @@ def checkpoint_directory(config: ConfigDict) -> Path:
     if not (asset / "config.json").is_file():
         raise FileNotFoundError(
             f"the toy starting policy is not in {asset}; rebuild it with "
-            "`python launch/pretrain_toy.py`, or set model.checkpoint"
+            f"`python launch/pretrain_toy.py --out={asset}`, or set model.checkpoint"
         )
     return asset
 
@@ -77,10 +78,11 @@ def check_chat(config: ConfigDict, chat: Chat, directory: Path) -> None:
 def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     """The world of the config, its index, and the chat."""
     world = make_world(config.world.seed, closed_share=config.world.closed_share)
-    index = IndexConfig(backend=config.retriever.backend)
+    encoder, index = HashedNgrams(), IndexConfig(**config.retriever)
     return Scene(
         world=world,
-        retriever=Retriever.build(world.passages, HashedNgrams(), index),
+        encoder=encoder,
+        retriever=Retriever.build(world.passages, encoder, index),
         chat=make_chat(tokenizer, TEMPLATES[config.model.template]),
         prompts=load_prompts(config.model.prompts),
     )

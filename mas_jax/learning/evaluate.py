@@ -8,22 +8,42 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ml_collections import ConfigDict
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.agents.setting import Run, Team, World
+from mas_jax.agents.setting import Run, World
 from mas_jax.config import validate
 from mas_jax.evaluation import records_file, report
 from mas_jax.evaluation.records_file import Plan
-from mas_jax.evaluation.run import Job, evaluate
+from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import score_episode
 from mas_jax.learning import assembly
 from mas_jax.records import Episode
 from mas_jax.sampling.engine import Engine
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An evaluation that is ready to play: plans and teams by name, and what they play with."""
+
+    config: ConfigDict
+    workdir: Path
+    scene: assembly.Scene
+    engine: Engine
+    plans: Mapping[str, Plan]
+
+    def path(self, name: str) -> Path:
+        """The records of a team."""
+        return self.workdir / f"{name}.jsonl"
+
+
+# what of the engine's settings changes roundings, and so perhaps a token
+_ENGINE_KEYS = ("dtype", "calls", "buckets", "page_size", "prefill_blocks", "decode_rows")
 
 
 def _settings(config: ConfigDict, name: str, directory: Path, scene: assembly.Scene) -> dict:
@@ -31,26 +51,52 @@ def _settings(config: ConfigDict, name: str, directory: Path, scene: assembly.Sc
     weights = hashlib.blake2b(digest_size=16)
     for path in sorted(directory.glob("*.safetensors")):
         weights.update(path.read_bytes())
-    return json.loads(
-        json.dumps(
-            {
-                "weights": weights.hexdigest(),
-                "world": scene.world.fingerprint,
-                "tokenizer": scene.tokenizer.fingerprint,
-                "prompts": dataclasses.asdict(scene.prompts),
-                "model": config.model.to_dict(),
-                "retriever": config.retriever.to_dict(),
-                "budgets": config.budgets[name].to_dict(),
-                "sampling": config.sampling.to_dict(),
-                "seed": config.seed,
-            }
-        )
-    )
+    values = {
+        "weights": weights.hexdigest(),
+        "world": scene.world.fingerprint,
+        "tokenizer": scene.tokenizer.fingerprint,
+        "encoder": scene.encoder.fingerprint,
+        "prompts": dataclasses.asdict(scene.prompts),
+        "model": config.model.to_dict(),
+        "retriever": config.retriever.to_dict(),
+        "engine": {key: config.engine[key] for key in _ENGINE_KEYS},
+        "mesh": config.mesh.to_dict(),
+        "budgets": config.budgets[name].to_dict(),
+        "sampling": config.sampling.to_dict(),
+        "seed": config.seed,
+    }
+    return json.loads(json.dumps(values))  # tuples as the records will hold them
 
 
-def _player(config: ConfigDict, team: Team, engine: Engine, scene: assembly.Scene):
-    """The `play` function of `evaluation.run.evaluate`."""
-    world = World(engine.sample, scene.retriever.search, assembly.exact_match_reward)
+def prepare(config: ConfigDict, workdir: Path) -> Prepared:
+    """Loads and builds everything, and looks at the records that are there.
+
+    Raises: ValueError for a bad config, a checkpoint that does not fit, or records of another
+    evaluation; FileNotFoundError for a missing file.
+    """
+    validate(config)
+    directory = assembly.checkpoint_directory(config)
+    tokenizer = assembly.load_tokenizer(directory)
+    scene = assembly.make_scene(config, tokenizer)
+    assembly.check_chat(config, scene.chat, directory)
+    engine = assembly.make_engine(config, *assembly.load_policy(config, directory), tokenizer)
+    e = config.evaluation
+    questions = assembly.spread(scene.world.questions[e.split], e.num_questions)
+    plans = {
+        name: Plan(name, questions, e.num_runs, _settings(config, name, directory, scene))
+        for name in e.teams
+    }
+    prepared = Prepared(config, workdir, scene, engine, plans)
+    for name, plan in plans.items():
+        records_file.resume(prepared.path(name), plan)
+    return prepared
+
+
+def _player(prepared: Prepared, name: str) -> Play:
+    """The `play` function of `evaluation.run.evaluate` for a team."""
+    config, scene = prepared.config, prepared.scene
+    world = World(prepared.engine.sample, scene.retriever.search, assembly.exact_match_reward)
+    team = assembly.make_team(config, name, scene)
     run = Run(seed=config.seed, purpose="eval", step=0)
     limits = rollout.Limits(**config.rollout)
 
@@ -60,48 +106,34 @@ def _player(config: ConfigDict, team: Team, engine: Engine, scene: assembly.Scen
     return _play
 
 
-def run(config: ConfigDict, workdir: Path, console: Console) -> dict:
-    """The summary of every team of `config.evaluation`, also in workdir/summary.json.
+def run(prepared: Prepared, console: Console) -> dict:
+    """The summary of every team of the config, also in workdir/summary.json and on the console.
 
-    Records are workdir/TEAM.jsonl; what they hold already is not played again.
-    Raises: ValueError for a bad config, or records of another evaluation.
+    Records are workdir/TEAM.jsonl; what they hold already is not played again. `engine` and
+    `retriever` count what this call played.
     """
-    validate(config)
     start = time.perf_counter()
-    directory = assembly.checkpoint_directory(config)
-    tokenizer = assembly.load_tokenizer(directory)
-    scene = assembly.make_scene(config, tokenizer)
-    assembly.check_chat(config, scene.chat, directory)
-    model, params = assembly.load_policy(config, directory)
-    engine = assembly.make_engine(config, model, params, tokenizer)
-    questions = assembly.spread(
-        scene.world.questions[config.evaluation.split], config.evaluation.num_questions
-    )
-    workdir.mkdir(parents=True, exist_ok=True)
+    engine, evaluation = prepared.engine, prepared.config.evaluation
     results = []
-    for name in config.evaluation.teams:
-        team = assembly.make_team(config, name, scene)
-        plan = Plan(
-            name, questions, config.evaluation.num_runs, _settings(config, name, directory, scene)
-        )
-        path = workdir / f"{name}.jsonl"
-        play = _player(config, team, engine, scene)
+    for name, plan in prepared.plans.items():
+        path = prepared.path(name)
         asyncio.run(
             evaluate(
-                plan, path, play, console=console, log_interval_s=config.evaluation.log_interval_s
+                plan, path, _player(prepared, name),
+                console=console, log_interval_s=evaluation.log_interval_s,
             )
-        )
-        scores = [score_episode(episode) for episode in records_file.read(path, plan)]
-        results.append((plan, scores))
-    summary = report.summary(results, k=config.evaluation.num_runs)
+        )  # fmt: skip
+        results.append((plan, [score_episode(e) for e in records_file.read(path, plan)]))
+    summary = report.summary(results, k=evaluation.num_runs)
     summary["engine"] = dataclasses.asdict(engine.metrics) | {
         "prompt_tokens": engine.scheduler.num_prompt_tokens,
         "shared_tokens": engine.scheduler.num_shared_tokens,
         "preemptions": engine.scheduler.num_preemptions,
     }
-    summary["retriever"] = dict(scene.retriever.counts)
-    summary["wall_s"] = time.perf_counter() - start
-    (workdir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    summary["retriever"] = dict(prepared.scene.retriever.counts)
+    summary["play_s"] = time.perf_counter() - start
+    path = prepared.workdir / "summary.json"
+    path.write_text(json.dumps(summary, indent=1) + "\n")
     console.print(report.tables(summary))
-    console.print(f"written to {workdir / 'summary.json'} after {summary['wall_s']:.0f} s")
+    console.print(f"written to {path} after {summary['play_s']:.0f} s of play")
     return summary

@@ -170,8 +170,10 @@ def pretrain(
 ) -> qwen3.Params:
     """Parameters after `settings.steps` updates; on_step(step, mean loss in nats) after each.
 
-    Raises: FloatingPointError, naming the step, if a loss is not finite.
+    Raises: FloatingPointError, naming the step, if a loss is not finite; ValueError, before
+    anything is trained, for a trace longer than a row.
     """
+    pack([max(traces, key=lambda trace: len(trace.tokens))], 1, settings.length)
     step_fn = make_step(config, settings, mesh)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, qwen3.param_shardings(config, mesh))

@@ -54,6 +54,9 @@ def scripted_episodes(
     questions = assembly.spread(scene.world.questions[split], count)
     jobs = [(question, run) for question in questions for run in range(runs)]
     episodes = asyncio.run(_play(config, name, scene, jobs, flaws))
+    failed = [episode.failure for episode in episodes if episode.failure is not None]
+    if failed:
+        raise RuntimeError(f"{len(failed)} scripted episodes failed; the first: {failed[0]}")
     place = {(question.uid, run): index for index, (question, run) in enumerate(jobs)}
     return sorted(episodes, key=lambda e: place[e.question, e.rollout])
 
@@ -76,7 +79,7 @@ def flawed_traces(
 def make(config: ConfigDict, out: Path, console: Console) -> dict:
     """Trains the policy and writes it, with its tokenizer, to a new directory; returns a record.
 
-    Raises: FileExistsError if the directory exists.
+    Raises: FileExistsError if the directory exists, before anything is done.
     """
     if out.exists():
         raise FileExistsError(f"{out} exists; remove it or name another directory")

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 VECTORS = "dataset.npy"  # ScaNN's name for the same file, so that both kinds of index share it
-# scores are made and looked through block by block: 16 MiB, which the allocator keeps for reuse;
-# all scores of 32 queries over a million vectors at once took four times as long
+# scores are made and looked through in blocks of 16 MiB, however large the shard
 QUERY_BLOCK, ROW_BLOCK = 64, 65_536
 GROUP = 64  # rows that share one maximum when the k-th score is bounded
 

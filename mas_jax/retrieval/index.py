@@ -75,9 +75,9 @@ class IndexConfig:
         if num_vectors <= self.max_exact:
             return None
         given = {
-            name: getattr(self, name)
-            for name in ("leaves", "leaves_to_search", "reorder")
-            if getattr(self, name) is not None
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name in ("leaves", "leaves_to_search", "reorder") and value is not None
         }
         return dataclasses.replace(scann_index.choose_sizes(num_vectors), **given)
 

@@ -48,7 +48,11 @@ class EngineSettings:
 
 @dataclass
 class EngineMetrics:
-    """Counts since the engine was made; seconds are of device calls, compilation apart."""
+    """Counts since the engine was made; seconds are of device calls, compilation apart.
+
+    near_tokens: drawn so near a boundary that another rounding may draw another token.
+    compilations: at most the number of programs; a call of other shapes is an error.
+    """
 
     requests: int = 0
     sequences: int = 0
@@ -60,6 +64,7 @@ class EngineMetrics:
     decode_calls: int = 0
     decode_tokens: int = 0
     decode_places: int = 0
+    near_tokens: int = 0
     compilations: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -160,7 +165,7 @@ class Device:
         everywhere = NamedSharding(self._mesh, PartitionSpec())
         params_at, pool_at = (jax.tree.map(lambda x: x.sharding, a) for a in args[:2])
         rest_at = jax.tree.map(lambda _: everywhere, args[2:])
-        num_results = {"prefill": 2, "decode": 4, "mixed": 6}[kind]
+        num_results = {"prefill": 3, "decode": 5, "mixed": 8}[kind]
         jitted = jax.jit(
             self._entry(kind),
             in_shardings=(params_at, pool_at, *rest_at),
@@ -243,7 +248,13 @@ class Device:
         m.prefill_tokens += sum(len(block.tokens) for block in work)
         m.prefill_places += s.prefill_blocks * s.page_size
         m.prefill_s += seconds
-        return tuple(results)
+        return self._after_blocks(work, *results)
+
+    def _after_blocks(self, work: list[Block], token_B, logprob_B, is_near_B):
+        """Token and log-prob after each block; counts the near ones among those that matter."""
+        draws_B = [block.sequence is not None for block in work]
+        self.metrics.near_tokens += int(is_near_B[: len(work)][draws_B].sum())
+        return token_B, logprob_B
 
     def decode(
         self,
@@ -257,10 +268,11 @@ class Device:
         s, m = self.settings, self.metrics
         rows = self._rows(bucket, work, limits)
         drawing = self._drawing(work, s.decode_rows)
-        (tokens_BI, logprobs_BI, taken_B, num_steps), seconds = self._call(
+        (tokens_BI, logprobs_BI, taken_B, near_B, num_steps), seconds = self._call(
             "decode", bucket, rows, drawing, pause_V, np.int32(min_active)
         )
         m.decode_calls += 1
+        m.near_tokens += int(near_B.sum())
         m.decode_tokens += int(taken_B.sum())
         m.decode_places += s.decode_rows * int(num_steps)
         m.decode_s += seconds
@@ -291,12 +303,13 @@ class Device:
         drawing = self._drawing(drawn_by, s.decode_rows + s.prefill_blocks)
         rows = self._rows(s.context, work, limits)
         results, seconds = self._call("mixed", s.context, flat, rows, drawing, pause_V)
-        tokens_BI, logprobs_BI, taken_B, num_steps, *after_blocks = results
+        tokens_BI, logprobs_BI, taken_B, near_B, num_steps, *after_blocks = results
         m.mixed_calls += 1
+        m.near_tokens += int(near_B.sum())
         m.prefill_tokens += sum(len(block.tokens) for block in blocks)
         m.prefill_places += s.prefill_blocks * s.page_size
         m.decode_tokens += int(taken_B.sum())
         m.decode_places += s.decode_rows * int(num_steps)
         m.decode_s += seconds
         decoded = Decoded(tokens_BI, logprobs_BI, taken_B, rows.num_forced_B)
-        return tuple(after_blocks), decoded
+        return self._after_blocks(blocks, *after_blocks), decoded

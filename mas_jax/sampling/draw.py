@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 NEVER = -jnp.inf
+NEAR = 1e-4  # of a boundary between two tokens: another rounding may draw the other one
 
 
 def uniforms(key_data_B2: jax.Array, position_B: jax.Array) -> jax.Array:
@@ -35,10 +36,11 @@ def _thresholds(scaled_BV: jax.Array, top_p_B: jax.Array, top_k_B: jax.Array) ->
     return jnp.where((k_B == vocab_size) & (top_p_B >= 1.0), NEVER, threshold_B)
 
 
-def _pick(weight_BV: jax.Array, uniform_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Index [B] drawn in proportion to the weights, and their sum [B]: blocks first, then inside.
+def _pick(weight_BV: jax.Array, uniform_B: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Index [B] drawn in proportion to the weights, their sum [B], and if the draw was NEAR [B].
 
-    Two short cumulative sums instead of one over the vocabulary, which is slow on CPUs.
+    Blocks first, then inside: two short cumulative sums instead of one over the vocabulary, which
+    is slow on CPUs.
     """
     rows, vocab_size = weight_BV.shape
     width = 1 << max(4, (vocab_size.bit_length() + 1) // 2)
@@ -53,8 +55,12 @@ def _pick(weight_BV: jax.Array, uniform_B: jax.Array) -> tuple[jax.Array, jax.Ar
         block_B > 0, jnp.take_along_axis(ends_BG, block_B[:, None] - 1, axis=1)[:, 0], 0.0
     )
     inside_BW = jnp.take_along_axis(weight_BGW, block_B[:, None, None], axis=1)[:, 0]
-    place_B = _first_above(jnp.cumsum(inside_BW, axis=1), target_B - before_B)
-    return block_B * width + place_B, total_B
+    inner_ends_BW = jnp.cumsum(inside_BW, axis=1)
+    place_B = _first_above(inner_ends_BW, target_B - before_B)
+    inner_B = target_B - before_B
+    gap_BW = jnp.abs(inner_ends_BW - inner_B[:, None])
+    is_near_B = jnp.minimum(jnp.min(gap_BW, axis=1), inner_B) < NEAR * total_B
+    return block_B * width + place_B, total_B, is_near_B
 
 
 def _first_above(ends_BG: jax.Array, target_B: jax.Array) -> jax.Array:
@@ -71,8 +77,9 @@ def draw(
     temperature_B: jax.Array,
     top_p_B: jax.Array,
     top_k_B: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Tokens [B] int32 and their log-probs [B] under the distribution they were drawn from.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tokens [B] int32, their log-probs [B] under the distribution they were drawn from, and if the
+    uniform number was within NEAR of drawing another token [B].
 
     That is softmax(logits / temperature) on what top-k (0: all) and then top-p keep, renormalised;
     ties with the last logit kept are kept. Temperature 0 takes the largest logit, lowest id first:
@@ -87,9 +94,10 @@ def draw(
     )
     kept_BV = jnp.where(scaled_BV >= threshold_B[:, None], scaled_BV, NEVER)
     top_B = jnp.max(kept_BV, axis=1)
-    drawn_B, total_B = _pick(jnp.exp(kept_BV - top_B[:, None]), uniform_B)
+    drawn_B, total_B, is_near_B = _pick(jnp.exp(kept_BV - top_B[:, None]), uniform_B)
     chosen_B = jnp.take_along_axis(kept_BV, drawn_B[:, None], axis=1)[:, 0]
     logprob_B = chosen_B - top_B - jnp.log(total_B)
     is_greedy_B = temperature_B == 0
     token_B = jnp.where(is_greedy_B, jnp.argmax(logits_BV, axis=1), drawn_B)
-    return token_B.astype(jnp.int32), jnp.where(is_greedy_B, 0.0, logprob_B)
+    logprob_B = jnp.where(is_greedy_B, 0.0, logprob_B)
+    return token_B.astype(jnp.int32), logprob_B, is_near_B & ~is_greedy_B

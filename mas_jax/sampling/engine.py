@@ -85,11 +85,12 @@ class Engine:
         self._num_versions += 1
         self.scheduler.version = f"{self.policy}@{self._num_versions}"
         self.scheduler.pool.withdraw_all()
+        self.device.reset_pool()  # a NaN of the old weights would reach masked places of new rows
         self.device.set_params(params)
 
     # requests
 
-    async def sample(
+    async def sample(  # nine arguments: the contract of DESIGN §3
         self,
         prompt: tuple[int, ...],
         *,
@@ -195,10 +196,9 @@ class Engine:
             self._prefilled(work, *self.device.prefill(bucket, work))
             return
         # leave early to refill only if there is something to refill with
-        rows, min_active = self.settings.decode_rows, 1
-        share = self.settings.min_active_share
-        if self.scheduler.num_other_ready(work) >= (1 - share) * rows:
-            min_active = int(share * rows)
+        most, min_active = int(self.settings.min_active_share * len(work)), 1
+        if self.scheduler.num_surplus(bucket, work) >= len(work) - most:
+            min_active = most
         limits, pause_V = self._limits(work, bucket), self._pause_mask(work)
         self._decoded(work, self.device.decode(bucket, work, limits, pause_V, min_active))
 

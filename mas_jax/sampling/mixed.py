@@ -124,9 +124,9 @@ def mixed(
     pause_V: jax.Array,
     *,
     backend: str,
-) -> tuple[Pool, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The pool; decode rows' tokens [B, I] (-1 after a row's end), log-probs [B, I] and tokens
-    taken [B]; steps made; and the token and log-prob after each block [Y - B].
+) -> tuple:
+    """The pool; what `programs.decode` returns for the decode rows; and the token, log-prob and
+    nearness after each block [Y - B].
 
     flat holds the rows to decode first (their last tokens), then the blocks; drawing is of all Y
     rows: B places for rows to decode, then the blocks. backend: of `attend_paged`.
@@ -140,9 +140,9 @@ def mixed(
     place_Y = jnp.arange(Y)
     used_Y = jnp.where(place_Y < B, place_Y, jnp.minimum(place_Y - B + num_decode, Y - 1))
     next_Y = flat.kv_len_Y[used_Y]
-    token_Y, logprob_Y = next_tokens(params, config, x_TD[flat.last_Y[used_Y]], next_Y, drawing)
+    drawn = next_tokens(params, config, x_TD[flat.last_Y[used_Y]], next_Y, drawing)
     state = start(rows, pool)
-    state = took(state, pool, rows, pause_V, (token_Y[:B], logprob_Y[:B]))
+    state = took(state, pool, rows, pause_V, tuple(x_Y[:B] for x_Y in drawn))
     decode_drawing = Drawing(*(x[:B] for x in drawing))
 
     def _step(state: State) -> State:
@@ -152,5 +152,5 @@ def mixed(
         return took(state, pool, rows, pause_V, drawn)
 
     state = jax.lax.while_loop(lambda s: (s.step < steps) & jnp.any(s.is_active_B), _step, state)
-    results = state.tokens_BI, state.logprobs_BI, state.taken_B, state.step
-    return state.keys, *results, token_Y[B:], logprob_Y[B:]
+    results = state.tokens_BI, state.logprobs_BI, state.taken_B, state.near_B, state.step
+    return state.keys, *results, *(x_Y[B:] for x_Y in drawn)

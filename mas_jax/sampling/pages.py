@@ -84,10 +84,6 @@ class PagePool:
         """True while somebody holds the page."""
         return self._users[page] > 0
 
-    def holds(self, page: int, digest: bytes) -> bool:
-        """True if the page is still the findable one of this prefix."""
-        return self._page_of.get(digest) == page
-
     def release(self, pages: Sequence[int]) -> None:
         """One user less for each page, last to first: the ends of prefixes are given up first."""
         for page in reversed(pages):

@@ -112,8 +112,15 @@ def _gather(pages_MZCH: jax.Array, table_BU: jax.Array) -> tuple[jax.Array, jax.
     return kv_2BKSH[0], kv_2BKSH[1]
 
 
-def next_tokens(params, config, x_BD, position_B, drawing: Drawing):
-    """Tokens at `position_B` and their log-probs [B], from the hidden states before them."""
+def next_tokens(
+    params: qwen3.Params,
+    config: qwen3.ModelConfig,
+    x_BD: jax.Array,
+    position_B: jax.Array,
+    drawing: Drawing,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tokens at `position_B`, their log-probs and whether they were near [B], see `draw`, from the
+    hidden states [B, D] before them."""
     normed_BD = qwen3.rms_norm(x_BD, params["final_norm"], eps=config.norm_eps)
     unembed_VD = qwen3.unembedding(params, config).astype(normed_BD.dtype)
     logits_BV = jnp.einsum("BD,VD->BV", normed_BD, unembed_VD, preferred_element_type=jnp.float32)
@@ -128,8 +135,9 @@ def prefill(
     pool: Pool,
     blocks: Blocks,
     drawing: Drawing,
-) -> tuple[Pool, jax.Array, jax.Array]:
-    """The pool with each block's page filled, and the token [B] and log-prob [B] after each block.
+) -> tuple[Pool, jax.Array, jax.Array, jax.Array]:
+    """The pool with each block's page filled, and after each block the token [B], its log-prob [B]
+    and whether its draw was near [B].
 
     params: with `layers` a list of each layer's parameters. The draw after a block means something
     for the last one of a prompt.
@@ -151,12 +159,12 @@ def prefill(
     last_B = jnp.maximum(blocks.count_B - 1, 0)
     x_BD = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)[:, 0]
     next_B = blocks.page_B * T + blocks.count_B
-    token_B, logprob_B = next_tokens(params, config, x_BD, next_B, drawing)
-    return new_pool, token_B, logprob_B
+    return new_pool, *next_tokens(params, config, x_BD, next_B, drawing)
 
 
 class State(NamedTuple):
-    """What a decode step changes, letters as in `Rows`; keys: wherever keys and values live."""
+    """What a decode step changes, letters as in `Rows`; near_B: draws near a boundary; keys:
+    wherever keys and values live."""
 
     step: jax.Array
     token_B: jax.Array
@@ -165,6 +173,7 @@ class State(NamedTuple):
     is_active_B: jax.Array
     tokens_BI: jax.Array
     logprobs_BI: jax.Array
+    near_B: jax.Array
     keys: Any
 
 
@@ -179,6 +188,7 @@ def start(rows: Rows, keys: Any) -> State:
         is_active_B=rows.limit_B > 0,
         tokens_BI=jnp.full((B, steps), -1, jnp.int32),
         logprobs_BI=jnp.zeros((B, steps), jnp.float32),
+        near_B=jnp.zeros((B,), jnp.int32),
         keys=keys,
     )
 
@@ -188,10 +198,10 @@ def took(
     keys: Any,
     rows: Rows,
     pause_V: jax.Array,
-    drawn: tuple[jax.Array, jax.Array],
+    drawn: tuple[jax.Array, jax.Array, jax.Array],
 ) -> State:
-    """The state after each active row took the token drawn for it [B], log-prob [B]."""
-    drawn_B, logprob_B = drawn
+    """The state after each active row took what `next_tokens` drew for it."""
+    drawn_B, logprob_B, is_near_B = drawn
     is_forced_B = state.step < rows.num_forced_B
     token_B = jnp.where(is_forced_B, rows.forced_BI[:, state.step], drawn_B)
     active_B = state.is_active_B
@@ -206,6 +216,7 @@ def took(
         is_active_B=active_B & ~ends_B,
         tokens_BI=state.tokens_BI.at[:, state.step].set(jnp.where(active_B, token_B, -1)),
         logprobs_BI=state.logprobs_BI.at[:, state.step].set(jnp.where(active_B, logprob_B, 0.0)),
+        near_B=state.near_B + (active_B & is_near_B & ~is_forced_B),
         keys=keys,
     )
 
@@ -248,8 +259,9 @@ def decode(
     drawing: Drawing,
     pause_V: jax.Array,
     min_active: jax.Array,
-) -> tuple[Pool, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The pool, tokens [B, I] (-1 after a row's end), log-probs [B, I], tokens taken [B], steps.
+) -> tuple[Pool, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The pool, tokens [B, I] (-1 after a row's end), log-probs [B, I], tokens taken [B], of these
+    near a boundary [B], and steps made.
 
     A row ends at its limit, at a stop token, or at a token with pause_V [V] True, where the host
     has to look. The call ends when fewer than `min_active` rows go on (at least one: always 1 or
@@ -271,4 +283,4 @@ def decode(
         _write_back(pages_MZCH, *slab, rows, state.taken_B, steps)
         for pages_MZCH, slab in zip(pool, state.keys, strict=True)
     ]
-    return pool, state.tokens_BI, state.logprobs_BI, state.taken_B, state.step
+    return pool, state.tokens_BI, state.logprobs_BI, state.taken_B, state.near_B, state.step

@@ -46,8 +46,7 @@ class State(enum.Enum):
 class Sequence:
     """One continuation: what has been drawn, and the pages that hold its keys and values.
 
-    num_cached: positions whose keys and values are in its pages. checked: generated tokens that the
-    stop strings have been looked for in.
+    num_cached: positions whose keys and values are in its pages.
     """
 
     request: Request
@@ -59,28 +58,21 @@ class Sequence:
     num_cached: int = 0
     state: State = State.WAITING
     stop_reason: StopReason | None = None
+    was_started: bool = False  # has had pages before, perhaps lost again
 
     @property
     def num_prompt(self) -> int:
         """Length of the prompt in tokens."""
         return len(self.request.prompt)
 
-    @property
-    def num_forced(self) -> int:
-        """Tokens drawn before a pre-emption whose keys and values are to be made again."""
-        return self.num_prompt + len(self.tokens) - self.num_cached - 1
-
 
 @dataclass(eq=False)
 class Block:
-    """Prompt tokens of one page to prefill; `sequence` draws its first token after its last block.
-
-    digest: of the prefix up to the page's end, if the page is shared.
-    """
+    """Prompt tokens of one page to prefill; `sequence` draws its first token after its last block,
+    None for a block of a shared page."""
 
     tokens: tuple[int, ...]
     table: tuple[int, ...]  # pages of the prompt up to this block's own, which is the last
-    digest: bytes | None = None
     sequence: Sequence | None = None
 
 
@@ -185,13 +177,13 @@ class Scheduler:
             if index < num_full:
                 self.pool.publish(page, digests[index])
                 self._unfilled.add(page)
-                block.digest = digests[index]
             else:
                 block.sequence = sequence
             self._blocks.append(block)
         sequence.pages, sequence.state = pages, State.PREFILLING
         self._running.append(sequence)
-        if not sequence.tokens:
+        if not sequence.was_started:
+            sequence.was_started = True
             self.num_shared_tokens += shared * size
             self.num_prompt_tokens += len(prompt)
         return True
@@ -249,31 +241,41 @@ class Scheduler:
         blocks = self._prefill_candidates()[1] if self._blocks else []
         return (blocks, sequences) if blocks or sequences else self.next_mixed()
 
-    def num_other_ready(self, sequences: list[Sequence]) -> int:
-        """Ready sequences that are not among these."""
-        return sum(s.state is State.READY for s in self._running) - len(sequences)
+    def num_surplus(self, bucket: int, sequences: list[Sequence]) -> int:
+        """Ready sequences of the bucket that are not among these."""
+        ready = (s for s in self._running if s.state is State.READY)
+        return sum(self.bucket_of(s.num_cached + 1) == bucket for s in ready) - len(sequences)
 
     def steps_left(self, sequence: Sequence, bucket: int) -> int:
-        """Tokens that one decode call of this bucket may take for a sequence, at least 1."""
+        """Tokens that one decode call of this bucket may take for a sequence, at least 1: as many
+        as its pages have room for."""
+        held = len(sequence.pages) * self.limits.page_size
+        return min(self._steps_wanted(sequence, bucket), held - sequence.num_cached)
+
+    def _steps_wanted(self, sequence: Sequence, bucket: int) -> int:
         total = sequence.num_prompt + sequence.request.max_tokens
         room = min(total - 1, bucket) - sequence.num_cached
         return min(self.limits.decode_steps, room)
 
     def _with_pages(self, bucket: int, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences that have, or are given, the pages that the call will write.
+        """The sequences that have, or are given, pages that the call can write to.
 
-        If the pool is empty the youngest running sequence gives its pages up.
+        One that lacks room for all of its steps takes what the pool has. If that is not a single
+        position, the youngest running sequence gives its pages up: the oldest of the call always
+        goes on.
         """
         chosen = []
         for sequence in sequences:
             if sequence.state is not State.READY:
                 continue  # pre-empted for an older one
-            positions = sequence.num_cached + self.steps_left(sequence, bucket)
+            positions = sequence.num_cached + self._steps_wanted(sequence, bucket)
             while len(sequence.pages) * self.limits.page_size < positions:
                 page = self.pool.allocate()
                 if page is not None:
                     sequence.pages.append(page)
                     continue
+                if len(sequence.pages) * self.limits.page_size > sequence.num_cached:
+                    break
                 victim = self._running[-1]
                 if victim in chosen:
                     chosen.remove(victim)
