@@ -645,6 +645,16 @@ def test_neighbour_statistics_of_a_sphere_are_its_dimension_and_cosines():
     assert 5.4 < found["lid"] < 6.4
 
 
+def test_the_benchmark_makes_unit_f32_vectors_that_the_seed_decides():
+    # f64 queries would slow the exact index down and flatter ScaNN
+    vectors, queries = retrieval.make_vectors(500, 20, seed=1)
+    for made in (vectors, queries):
+        assert made.dtype == np.float32 and made.flags.c_contiguous
+        np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, atol=1e-5)
+    np.testing.assert_array_equal(vectors, retrieval.make_vectors(500, 20, seed=1)[0])
+    assert (vectors != retrieval.make_vectors(500, 20, seed=2)[0]).any()
+
+
 def test_recall_counts_the_wanted_rows_found():
     # 2 of 3 and 1 of 3
     def rows(*numbers):

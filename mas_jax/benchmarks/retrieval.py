@@ -18,6 +18,7 @@ Letters: N vectors, Q queries, E dimensions.
 
 import importlib.metadata
 import json
+import math
 import os
 import resource
 import statistics
@@ -71,13 +72,13 @@ def make_vectors(num_vectors: int, num_queries: int, *, seed: int) -> tuple[np.n
     topic_of = rng.choice(NUM_TOPICS, (2, num_subjects), p=popularity / popularity.sum())
     share = rng.uniform(0.5, 1, (num_subjects, 1)).astype(np.float32)  # of the first topic
     mixed = share * topics[topic_of[0]] + np.sqrt(1 - share**2) * topics[topic_of[1]]
-    subjects = np.sqrt(TOPIC) * mixed + np.sqrt(SUBJECT) * subjects
+    subjects = math.sqrt(TOPIC) * mixed + math.sqrt(SUBJECT) * subjects
     subject_of_page = rng.integers(0, num_subjects, num_pages)
-    pages = subjects[subject_of_page] + np.sqrt(PAGE) * pages
+    pages = subjects[subject_of_page] + math.sqrt(PAGE) * pages
 
     def members(count: int, noise: float) -> np.ndarray:
         of_page = rng.integers(0, num_pages, count)
-        return _unit(pages[of_page] + np.float32(np.sqrt(OWN + noise)) * draw(count))
+        return _unit(pages[of_page] + math.sqrt(OWN + noise) * draw(count))
 
     vectors_NE = np.empty((num_vectors, DIM), np.float32)
     for start in range(0, num_vectors, CHUNK):
