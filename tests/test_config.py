@@ -66,9 +66,9 @@ def test_an_unknown_key_names_the_nearest_one():
         ({"model.checkpoint": "/nowhere"}, "model.checkpoint='/nowhere' is not a directory"),
         (
             {"engine.context": 256},
-            "budgets.cascade.context=512 exceeds engine.context=256; raise the engine's",
+            "budgets.cascade.context=384 exceeds engine.context=256; raise the engine's",
         ),
-        ({"budgets.cascade.observation": 500}, "leave no room in context=512"),
+        ({"budgets.cascade.observation": 380}, "leave no room in context=384"),
     ],
 )
 def test_contradictions_are_one_error_with_both_values(changes, message):

@@ -126,27 +126,29 @@ def test_cancelling_all_who_want_a_queued_page_takes_it_back():
     assert scheduler.num_shared_tokens == 16  # the four pages that had been filled
 
 
-def test_the_fuller_call_goes_first():
+def test_prompts_come_first_while_a_decode_call_has_rows_to_fill():
     scheduler = make_scheduler(60)
-    ready = [make_sequence(2, 30, first) for first in (0, 10, 20)]
-    for sequence in ready:
-        scheduler.add(sequence)
+    for first in (0, 10, 20):
+        scheduler.add(make_sequence(2, 30, first))
     assert make_call(scheduler) == "prefill"
     scheduler.add(make_sequence(2, 30, 40))
-    assert make_call(scheduler) == "decode"  # three of four rows against one of four blocks
+    assert make_call(scheduler) == "prefill"  # three of four rows are ready
     scheduler.add(make_sequence(10, 30, 50))
-    assert make_call(scheduler) == "prefill"  # four blocks
+    assert make_call(scheduler) == "decode"  # four
 
 
-def test_surplus_counts_ready_sequences_of_the_same_bucket_only():
+def test_others_are_what_could_take_a_rows_place():
     scheduler = make_scheduler(200)
     for first in range(0, 60, 10):
         scheduler.add(make_sequence(2, 30, first))
-    scheduler.add(make_sequence(40, 20, 70))
+    scheduler.add(make_sequence(40, 20, 70))  # of the larger bucket
     scheduler.admit()
     while scheduler._blocks:
         for sequence in scheduler.prefilled(scheduler._prefill_candidates()[1]):
             sequence.tokens.append(7)
     _, bucket, work = scheduler.next_call()
     assert (bucket, len(work)) == (16, 4)
-    assert scheduler.num_surplus(bucket, work) == 2
+    assert scheduler.num_others(bucket, work) == 2
+    scheduler.add(make_sequence(2, 30, 200))
+    scheduler.admit()
+    assert scheduler.num_others(bucket, work) == 3

@@ -33,7 +33,7 @@ from mas_jax.model import hf, qwen3
 
 WORKERS = "mas_jax.benchmarks.rollout_workers"
 SETTINGS = dict(
-    context=512, buckets=(128, 256, 512), num_pages=16384, page_size=8, prefill_blocks=64
+    context=384, buckets=(128, 256, 384), num_pages=16384, page_size=8, prefill_blocks=64
 )
 EQUAL_PROMPT, EQUAL_ROWS, EQUAL_TOKENS = 64, 64, 128
 

@@ -76,6 +76,13 @@ def flawed_traces(
     ]
 
 
+def _with_seed(config: ConfigDict, seed: int) -> ConfigDict:
+    """The config of another world."""
+    other = config.copy_and_resolve_references()
+    other.world.seed = seed
+    return other
+
+
 def make(config: ConfigDict, out: Path, console: Console) -> dict:
     """Trains the policy and writes it, with its tokenizer, to a new directory; returns a record.
 
@@ -87,7 +94,14 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict:
     tokenizer = make_toy_tokenizer()
     scene = assembly.make_scene(config, tokenizer)
     p = config.pretrain
-    traces = flawed_traces(config, scene, split="train", count=p.num_questions, runs=p.num_episodes)
+    traces = [
+        trace
+        for seed in p.worlds
+        for trace in flawed_traces(
+            config, assembly.make_scene(_with_seed(config, seed), tokenizer),
+            split="train", count=p.num_questions, runs=p.num_episodes,
+        )
+    ]  # fmt: skip
     held_out = flawed_traces(config, scene, split="validation", count=p.num_held_out, runs=1)
     tokens = sum(len(trace.tokens) for trace in traces)
     console.log(f"{len(traces)} traces, {tokens:,} tokens, {time.perf_counter() - start:.0f} s")

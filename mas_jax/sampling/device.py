@@ -41,7 +41,7 @@ class EngineSettings:
     decode_rows: int = 64
     decode_steps: int = 16
     max_stop_ids: int = 4
-    min_active_share: float = 0.75
+    min_active_share: float = 0.6
     dtype: str = "float32"
     calls: str = "auto"
 
@@ -112,15 +112,26 @@ class Device:
         self.reset_pool()
 
     def reset_pool(self) -> None:
-        """A new pool of zeros, [M, Z, C, P] a layer; P is what the kernel wants, or H."""
+        """A new pool of zeros, laid out as `programs.Pool`, or as `mixed.Pool` for ragged calls."""
         s, c = self.settings, self.config
-        lanes = paged_attention.HEAD_DIM_LANES
-        head_dim = -(-c.head_dim // lanes) * lanes if self.is_ragged else c.head_dim
-        shape = (s.num_pages, s.page_size, 2 * c.num_kv_heads, head_dim)
+        if self.is_ragged:
+            lanes = paged_attention.HEAD_DIM_LANES
+            head_dim = -(-c.head_dim // lanes) * lanes
+            shape = (s.num_pages, s.page_size, 2 * c.num_kv_heads, head_dim)
+            self._pool = [self._zeros(shape, mixed.POOL_AXES) for _ in range(c.num_layers)]
+        else:
+            keys = (s.num_pages, c.num_kv_heads, c.head_dim, s.page_size)
+            values = (s.num_pages, c.num_kv_heads, s.page_size, c.head_dim)
+            self._pool = [
+                (self._zeros(keys, programs.KEY_AXES), self._zeros(values, programs.VALUE_AXES))
+                for _ in range(c.num_layers)
+            ]
+
+    def _zeros(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
         place = None
         if self._mesh is not None:
-            place = sharding.named(self._mesh, shape, programs.POOL_AXES, name="page pool")
-        self._pool = [jnp.zeros(shape, s.dtype, device=place) for _ in range(c.num_layers)]
+            place = sharding.named(self._mesh, shape, axes, name="page pool")
+        return jnp.zeros(shape, self.settings.dtype, device=place)
 
     def set_params(self, params: qwen3.Params) -> None:
         """Takes new weights, split by layer."""

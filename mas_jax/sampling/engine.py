@@ -164,7 +164,7 @@ class Engine:
             for _ in range(TURNS_TO_WAIT):
                 await asyncio.sleep(0)
             if self.scheduler.has_work:
-                self._run_one_call()
+                await self._run_one_call()
 
     def _driver_ended(self, driver: asyncio.Task) -> None:
         """If the driver failed, every waiting caller learns why: a failure of the device is one of
@@ -182,25 +182,32 @@ class Engine:
         self.scheduler.pool.withdraw_all()
         self.device.reset_pool()  # the failed call may have taken the old one
 
-    def _run_one_call(self) -> None:
+    async def _run_one_call(self) -> None:
+        """The next device call, in a thread: meanwhile coroutines read their answers, search, and
+        make or cancel requests, which the scheduler considers before the call after."""
         if self.device.is_ragged:
             blocks, work = self.scheduler.next_mixed()
-            drawn, decoded = self.device.mixed(
-                blocks, work, self._limits(work, self.settings.context), self._pause_mask(work)
+            limits, pause_V = self._limits(work, self.settings.context), self._pause_mask(work)
+            drawn, decoded = await asyncio.to_thread(
+                self.device.mixed, blocks, work, limits, pause_V
             )
             self._prefilled(blocks, *drawn)
             self._decoded(work, decoded)
             return
         kind, bucket, work = self.scheduler.next_call()
         if kind == "prefill":
-            self._prefilled(work, *self.device.prefill(bucket, work))
+            drawn = await asyncio.to_thread(self.device.prefill, bucket, work)
+            self._prefilled(work, *drawn)
             return
         # leave early to refill only if there is something to refill with
         most, min_active = int(self.settings.min_active_share * len(work)), 1
-        if self.scheduler.num_surplus(bucket, work) >= len(work) - most:
+        if self.scheduler.num_others(bucket, work) >= len(work) - most:
             min_active = most
         limits, pause_V = self._limits(work, bucket), self._pause_mask(work)
-        self._decoded(work, self.device.decode(bucket, work, limits, pause_V, min_active))
+        decoded = await asyncio.to_thread(
+            self.device.decode, bucket, work, limits, pause_V, min_active
+        )
+        self._decoded(work, decoded)
 
     def _limits(self, sequences: list[Sequence], bucket: int) -> list[int]:
         return [self.scheduler.steps_left(sequence, bucket) for sequence in sequences]
@@ -216,6 +223,8 @@ class Engine:
     def _decoded(self, sequences: list[Sequence], decoded: Decoded) -> None:
         """Gives each sequence what its row took, without what was forced."""
         for row, sequence in enumerate(sequences):
+            if sequence.state is not State.READY:
+                continue  # cancelled during the call
             taken, forced = int(decoded.taken_B[row]), int(decoded.num_forced_B[row])
             sequence.num_cached += taken
             new = slice(min(forced, taken), taken)
@@ -239,8 +248,6 @@ class Engine:
 
     def _append(self, sequence: Sequence, tokens: list[int], logprobs: list[float]) -> None:
         """Adds what a call drew, and ends the sequence where it has to end."""
-        if sequence.state is not State.READY:
-            return
         sequence.tokens += tokens
         sequence.logprobs += logprobs
         reason = self._stop_reason(sequence) if tokens else None

@@ -5,6 +5,9 @@ prefill, with nothing between. The decode rows then take up to I - 1 tokens more
 the pages where they lie, so a call costs what its tokens cost whatever the context: one program
 serves all. Elsewhere `programs.py`, whose two calls are made of dense arrays, is faster.
 
+A layer's pool is one array of pages [M, Z, C, P]: entries 2k and 2k + 1 of a position are the key
+and the value of key/value head k, C = 2K, and P is H filled up to what the kernel wants.
+
 Dimensions: as in `programs.py`; T tokens of the budget, B rows to decode, Y = B + blocks rows in
 all, X = Y + 1 row bounds. Must not know: requests, schedules, why a row is there.
 """
@@ -19,14 +22,15 @@ from mas_jax.model import qwen3
 from mas_jax.model.paged_attention import attend_paged
 from mas_jax.sampling.programs import (
     Drawing,
-    Pool,
     Rows,
     State,
-    interleave,
     next_tokens,
     start,
     took,
 )
+
+Pool = list[jax.Array]  # one array of pages [M, Z, C, P] for each layer
+POOL_AXES = ("replicated", "replicated", "kv_heads", "head_dim")
 
 
 class Flat(NamedTuple):
@@ -75,6 +79,12 @@ def make_flat(
     )
 
 
+def _interleave(k_BTKH: jax.Array, v_BTKH: jax.Array) -> jax.Array:
+    """Keys and values of tokens as a page holds them, [B, T, C, H]."""
+    B, T, K, H = k_BTKH.shape
+    return jnp.stack([k_BTKH, v_BTKH], axis=3).reshape(B, T, 2 * K, H)
+
+
 def _layers(params, config, pool: Pool, flat: Flat, backend: str) -> tuple[Pool, jax.Array]:
     """The pool with the tokens' keys and values, and the hidden states [T, D] after all layers."""
     cos_sin = qwen3.rotary(config, flat.position_T[None])
@@ -82,7 +92,7 @@ def _layers(params, config, pool: Pool, flat: Flat, backend: str) -> tuple[Pool,
     new_pool = []
     for layer, pages_MZCH in zip(params["layers"], pool, strict=True):
         q_1TNH, k_1TKH, v_1TKH = qwen3.project_qkv(layer, config, x_1TD, cos_sin)
-        kv_TCH = interleave(k_1TKH, v_1TKH)[0]
+        kv_TCH = _interleave(k_1TKH, v_1TKH)[0]
         padding = pages_MZCH.shape[-1] - config.head_dim
         kv_TCP = jnp.pad(kv_TCH, ((0, 0), (0, 0), (0, padding)))
         pages_MZCH = pages_MZCH.at[flat.page_T, flat.place_T].set(kv_TCP)

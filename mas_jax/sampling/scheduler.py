@@ -217,17 +217,16 @@ class Scheduler:
         return bucket, by_bucket[bucket][:rows]
 
     def next_call(self) -> tuple[str, int, list]:
-        """("prefill", bucket, blocks) or ("decode", bucket, sequences): the call that wastes least.
+        """("prefill", bucket, blocks) or ("decode", bucket, sequences).
 
-        Both fill their shapes as far as they can; the fuller one goes, prefill among equals. What
-        is returned has to be run and handed to `prefilled` or `decoded`.
+        Prompts come first while there are rows to fill for the next decode call, whose many steps
+        would cost more than a prefill of few blocks does. What is returned has to be run and
+        handed back, blocks to `prefilled`.
         """
         self.admit()
-        prefill_bucket, blocks = self._prefill_candidates() if self._blocks else (0, [])
         decode_bucket, sequences = self._decode_candidates()
-        prefill_share = len(blocks) / self.limits.prefill_blocks
-        if blocks and prefill_share >= len(sequences) / self.limits.decode_rows:
-            return "prefill", prefill_bucket, blocks
+        if self._blocks and len(sequences) < self.limits.decode_rows:
+            return "prefill", *self._prefill_candidates()
         sequences = self._with_pages(decode_bucket, sequences)
         if sequences:
             return "decode", decode_bucket, sequences
@@ -241,10 +240,14 @@ class Scheduler:
         blocks = self._prefill_candidates()[1] if self._blocks else []
         return (blocks, sequences) if blocks or sequences else self.next_mixed()
 
-    def num_surplus(self, bucket: int, sequences: list[Sequence]) -> int:
-        """Ready sequences of the bucket that are not among these."""
-        ready = (s for s in self._running if s.state is State.READY)
-        return sum(self.bucket_of(s.num_cached + 1) == bucket for s in ready) - len(sequences)
+    def num_others(self, bucket: int, sequences: list[Sequence]) -> int:
+        """Sequences that could take the place of these: ready ones of the bucket, and those whose
+        prompts are being prefilled."""
+        others = sum(
+            s.state is State.PREFILLING or self.bucket_of(s.num_cached + 1) == bucket
+            for s in self._running
+        )
+        return others - len(sequences)
 
     def steps_left(self, sequence: Sequence, bucket: int) -> int:
         """Tokens that one decode call of this bucket may take for a sequence, at least 1: as many
@@ -293,7 +296,7 @@ class Scheduler:
         finished = []
         for block in blocks:
             self._unfilled.discard(block.table[-1])
-            if block.sequence is not None:
+            if block.sequence is not None and block.sequence.state is State.PREFILLING:
                 block.sequence.num_cached = block.sequence.num_prompt
                 block.sequence.state = State.READY
                 finished.append(block.sequence)
