@@ -133,9 +133,11 @@ class Scheduler:
     def _drop(self, sequence: Sequence) -> None:
         """Takes a running sequence out: its own block is not computed, its pages are released."""
         self._running.remove(sequence)
-        self._blocks = deque(b for b in self._blocks if b.sequence is not sequence)
         self.pool.release(sequence.pages)
         sequence.pages, sequence.num_cached = [], 0
+        if sequence.state is State.READY:
+            return  # nothing of its prompt is queued
+        self._blocks = deque(b for b in self._blocks if b.sequence is not sequence)
         for block in [b for b in self._blocks if b.sequence is None]:
             page = block.table[-1]
             if not self.pool.is_used(page):  # nobody is left who wants this page
