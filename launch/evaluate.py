@@ -5,8 +5,10 @@ same command goes on where it stopped.
 """
 
 import logging
+import os
 from pathlib import Path
 
+import jax
 from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
@@ -23,6 +25,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     logging.getLogger().setLevel(logging.INFO)
+    jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))  # an engine for each core
     try:
         prepared = evaluate.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError) as error:

@@ -22,7 +22,8 @@ def default_config() -> ConfigDict:
         # a directory in the Hugging Face layout; "" is the shipped toy starting policy
         dict(checkpoint="", dtype="float32", policy="student", template="toy", prompts="toy")
     )
-    config.mesh = ConfigDict(dict(data=1, fsdp=1, tensor=1))  # of the sampling engine
+    # of one sampling engine; a host has as many engines as its devices make
+    config.mesh = ConfigDict(dict(data=1, fsdp=1, tensor=1))
     config.world = ConfigDict(dict(seed=0, closed_share=0.3))  # data/world.py
     config.retriever = ConfigDict(dict(backend="auto"))  # retrieval/index.py IndexConfig
     config.engine = ConfigDict(  # sampling/device.py EngineSettings

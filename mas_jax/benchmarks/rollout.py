@@ -2,9 +2,11 @@
 
 (a) "equal": 64 equal prompts, 128 new tokens each. (b) "hierarchy": the requests of the hierarchy
 team in the toy world, recorded while the starting policy plays it: ragged, several turns, each
-request made when those before it have ended. The peer is given all of (b) at once, sorted by the
-number of tokens that will be generated, in its best batch size (tried in the warm-up): more than a
-real rollout could give it. Runs alternate; ratios are medians over neighbouring runs.
+request made when those before it have ended. The peer is given all of (b) at once, more than a
+rollout could give it, sorted by prompt length, in its best batch size (tried in the warm-up); a
+batch goes on until its longest continuation has the recorded number of tokens, as generate does.
+We sample with an engine for each of two cores, the peer with torch's two threads. Runs alternate;
+ratios are medians over neighbouring runs.
 """
 
 import asyncio
@@ -40,20 +42,22 @@ EQUAL_PROMPT, EQUAL_ROWS, EQUAL_TOKENS = 64, 64, 128
 
 @dataclass(frozen=True)
 class Case:
-    """A model size, a workload, and timed runs a side; episodes of the hierarchy."""
+    """A model size, a workload, timed runs a side; decode_rows: of each engine; episodes: of the
+    hierarchy; batch_sizes: that the peer tries."""
 
     size: str
     kind: str
     runs: int
+    decode_rows: int
     episodes: int = 0
     batch_sizes: tuple[int, ...] = (64,)
 
 
 CASES = [
-    Case("toy-1m", "equal", 5),
-    Case("toy-1m", "hierarchy", 3, 560, (64, 128, 256, 512)),
-    Case("toy-30m", "equal", 3),
-    Case("toy-30m", "hierarchy", 3, 56, (64, 128, 256)),
+    Case("toy-1m", "equal", 5, 32),
+    Case("toy-1m", "hierarchy", 3, 64, 560, (64, 128, 256, 512)),
+    Case("toy-30m", "equal", 3, 32),
+    Case("toy-30m", "hierarchy", 3, 64, 56, (64, 128, 256)),
 ]
 
 
@@ -69,8 +73,8 @@ def hierarchy_workload(num_episodes: int) -> workload.Workload:
     config = default_config()
     directory = assembly.checkpoint_directory(config)
     scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
-    engine = assembly.make_engine(config, *assembly.load_policy(config, directory), scene.tokenizer)
-    recorder = workload.Recorder(engine.sample)
+    engines = assembly.make_engines(config, directory, scene.tokenizer)
+    recorder = workload.Recorder(engines.sample)
     world = World(recorder.sample, scene.retriever.search, assembly.exact_match_reward)
     questions = assembly.spread(scene.world.questions["train"], num_episodes // 4)
     jobs = [(question, index) for question in questions for index in range(4)]
@@ -153,9 +157,10 @@ def run_case(case: Case) -> dict:
         path = Path(directory) / "workload.json"
         workload.write(work, path)
         shared = dict(directory=str(model), workload=str(path))
+        settings = SETTINGS | dict(decode_rows=case.decode_rows)
         seconds: dict[str, list[float]] = {"ours": [], "peer": []}
         with (
-            Worker(WORKERS, "ours", settings=SETTINGS, **shared) as ours,
+            Worker(WORKERS, "ours", settings=settings, **shared) as ours,
             Worker(WORKERS, "peer", batch_sizes=case.batch_sizes, **shared) as peer,
         ):
             for _ in range(case.runs):

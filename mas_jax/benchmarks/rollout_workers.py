@@ -16,9 +16,10 @@ from mas_jax.benchmarks import workload
 from mas_jax.benchmarks.processes import answer, peak_bytes
 
 
-def _serve(run: Callable[[], dict]) -> None:
-    """Runs once to warm up, then once a line, until it is told to exit."""
+def _serve(run: Callable[[], dict], prepare: Callable[[], None]) -> None:
+    """Runs once to warm up, then once a line, until it is told to exit; prepare() is not timed."""
     run()
+    prepare()
     answer(ready=True)
     for line in sys.stdin:
         if line.strip() == "exit":
@@ -27,21 +28,29 @@ def _serve(run: Callable[[], dict]) -> None:
         start = time.perf_counter()
         fields = run()
         answer(seconds=time.perf_counter() - start, **fields)
+        prepare()
 
 
 def ours(directory: Path, work: workload.Workload, *, settings: dict) -> None:
-    """mas_jax: the engine, every request when those before it in its episode have ended."""
-    import dataclasses
-
+    """mas_jax: an engine a core, every request when those before it in its episode have ended."""
+    import jax
     import jax.numpy as jnp
 
-    from mas_jax.model import hf
+    from mas_jax.model import hf, sharding
     from mas_jax.records import SampleKey, Stop
     from mas_jax.sampling.engine import Engine, EngineSettings
+    from mas_jax.sampling.replicas import Replicas
 
+    jax.config.update("jax_num_cpu_devices", 2)
     config, params = hf.load(directory, dtype=jnp.float32)
     settings = EngineSettings(**(settings | {"buckets": tuple(settings["buckets"])}))
-    engine = Engine(config, params, settings, policy="p", decode=lambda tokens: "")
+    meshes = [sharding.make_mesh(devices=[device]) for device in jax.devices()]
+    engines = Replicas(
+        [
+            Engine(config, params, settings, policy="p", decode=lambda tokens: "", mesh=mesh)
+            for mesh in meshes
+        ]
+    )
 
     async def _request(name: tuple[int, int], recorded: workload.Recorded) -> None:
         episode, index = name
@@ -49,7 +58,7 @@ def ours(directory: Path, work: workload.Workload, *, settings: dict) -> None:
         async def _candidate(candidate: int, length: int) -> None:
             path = f"{index}.{candidate}"
             key = SampleKey(0, "eval", 0, str(episode), 0, path, 0)
-            [sample] = await engine.sample(
+            [sample] = await engines.sample(
                 recorded.prompt, key=key, policy="p", n=1, max_tokens=length, temperature=1.0,
                 top_p=1.0, top_k=0, stop=Stop(),
             )  # fmt: skip
@@ -58,24 +67,20 @@ def ours(directory: Path, work: workload.Workload, *, settings: dict) -> None:
         await asyncio.gather(*(_candidate(c, n) for c, n in enumerate(recorded.lengths)))
 
     def _run() -> dict:
-        engine.set_params(params)  # nothing is shared between runs
-        before = dataclasses.asdict(engine.metrics)
+        before = engines.metrics
         asyncio.run(workload.replay(work, _request))
-        after = dataclasses.asdict(engine.metrics)
-        counts = {name: after[name] - before[name] for name in after}
-        return counts | {
-            "preemptions": engine.scheduler.num_preemptions,
-            "decode_rows": settings.decode_rows,
-        }
+        counts = {name: value - before[name] for name, value in engines.metrics.items()}
+        return counts | {"decode_rows": settings.decode_rows}
 
-    _serve(_run)
+    _serve(_run, lambda: engines.set_params(params))  # nothing is shared between runs
 
 
 def peer(directory: Path, work: workload.Workload, *, batch_sizes: list[int]) -> None:
     """transformers.generate: all requests at once, in batches of about equal lengths.
 
-    It need not wait for anything, and is told each length beforehand: requests are sorted by it, so
-    that little is generated in vain. The best of the batch sizes is chosen by a run of each.
+    It need not wait for anything. Requests are sorted by the length of their prompts; a batch goes
+    on until its longest continuation is done. The best of the batch sizes is chosen by a run of
+    each.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -87,7 +92,7 @@ def peer(directory: Path, work: workload.Workload, *, batch_sizes: list[int]) ->
         directory, dtype=torch.float32, attn_implementation="sdpa"
     )
     requests = [(r.prompt, n) for episode in work for r in episode for n in r.lengths]
-    requests.sort(key=lambda r: (r[1], len(r[0])))
+    requests.sort(key=lambda r: len(r[0]))
 
     def _batch(batch: list[tuple[tuple[int, ...], int]]) -> None:
         longest, length = max(len(p) for p, _ in batch), max(n for _, n in batch)
@@ -116,7 +121,7 @@ def peer(directory: Path, work: workload.Workload, *, batch_sizes: list[int]) ->
         _run(best)
         return {"batch_size": best}
 
-    _serve(_run_best)
+    _serve(_run_best, lambda: None)
 
 
 def main() -> None:

@@ -24,7 +24,9 @@ from mas_jax.records import Question
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import IndexConfig, Retriever
 from mas_jax.rewards.exact_match import exact_match
-from mas_jax.sampling.engine import Engine, EngineSettings
+from mas_jax.sampling.device import EngineSettings
+from mas_jax.sampling.engine import Engine
+from mas_jax.sampling.replicas import Replicas
 
 
 @dataclass(frozen=True)
@@ -102,44 +104,41 @@ def make_team(config: ConfigDict, name: str, scene: Scene) -> Team:
     )
 
 
-def load_policy(config: ConfigDict, directory: Path) -> tuple[qwen3.ModelConfig, qwen3.Params]:
-    """Architecture and weights of a checkpoint, laid out over the config's mesh."""
-    mesh = make_mesh(config)
-    shardings = None
-    if mesh is not None:
-        shardings = qwen3.param_shardings(load_config(directory), mesh)
-    return hf.load(directory, dtype=jnp.dtype(config.model.dtype), shardings=shardings)
+def sampling_meshes(config: ConfigDict) -> list[jax.sharding.Mesh]:
+    """A mesh for each engine: as many of `config.mesh` as this host's devices make.
+
+    Raises: ValueError if they do not make one.
+    """
+    sizes, devices = config.mesh.to_dict(), jax.local_devices()
+    size = math.prod(sizes.values())
+    if len(devices) < size:
+        raise ValueError(f"mesh {sizes} needs {size} devices, this host has {len(devices)}")
+    return [
+        sharding.make_mesh(**sizes, devices=devices[first : first + size])
+        for first in range(0, len(devices) - size + 1, size)
+    ]
 
 
-def make_mesh(config: ConfigDict) -> jax.sharding.Mesh | None:
-    """The sampling mesh over this host's first devices, None for one device."""
-    sizes = config.mesh.to_dict()
-    num_devices = math.prod(sizes.values())
-    if num_devices == 1:
-        return None
-    return sharding.make_mesh(**sizes, devices=jax.local_devices()[:num_devices])
-
-
-def make_engine(
-    config: ConfigDict, model: qwen3.ModelConfig, params: qwen3.Params, tokenizer: Tokenizer
-) -> Engine:
-    """The sampling engine of the policy.
+def make_engines(config: ConfigDict, directory: Path, tokenizer: Tokenizer) -> Replicas:
+    """The sampling engines of a checkpoint, one on each mesh of this host.
 
     Raises: ValueError if the tokenizer has more tokens than the model.
     """
+    model = load_config(directory)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; they "
             "are not of one checkpoint"
         )
-    return Engine(
-        model,
-        params,
-        EngineSettings(**config.engine),
-        policy=config.model.policy,
-        decode=tokenizer.decode,
-        mesh=make_mesh(config),
-    )
+
+    def _engine(mesh: jax.sharding.Mesh) -> Engine:
+        shardings = qwen3.param_shardings(model, mesh)
+        _, params = hf.load(directory, dtype=jnp.dtype(config.model.dtype), shardings=shardings)
+        settings = EngineSettings(**config.engine)
+        policy = config.model.policy
+        return Engine(model, params, settings, policy=policy, decode=tokenizer.decode, mesh=mesh)
+
+    return Replicas([_engine(mesh) for mesh in sampling_meshes(config)])
 
 
 async def exact_match_reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:

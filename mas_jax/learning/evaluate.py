@@ -24,7 +24,7 @@ from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import score_episode
 from mas_jax.learning import assembly
 from mas_jax.records import Episode
-from mas_jax.sampling.engine import Engine
+from mas_jax.sampling.replicas import Replicas
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Prepared:
     config: ConfigDict
     workdir: Path
     scene: assembly.Scene
-    engine: Engine
+    engines: Replicas
     plans: Mapping[str, Plan]
 
     def path(self, name: str) -> Path:
@@ -79,14 +79,14 @@ def prepare(config: ConfigDict, workdir: Path) -> Prepared:
     tokenizer = assembly.load_tokenizer(directory)
     scene = assembly.make_scene(config, tokenizer)
     assembly.check_chat(config, scene.chat, directory)
-    engine = assembly.make_engine(config, *assembly.load_policy(config, directory), tokenizer)
+    engines = assembly.make_engines(config, directory, tokenizer)
     e = config.evaluation
     questions = assembly.spread(scene.world.questions[e.split], e.num_questions)
     plans = {
         name: Plan(name, questions, e.num_runs, _settings(config, name, directory, scene))
         for name in e.teams
     }
-    prepared = Prepared(config, workdir, scene, engine, plans)
+    prepared = Prepared(config, workdir, scene, engines, plans)
     for name, plan in plans.items():
         records_file.resume(prepared.path(name), plan)
     return prepared
@@ -95,7 +95,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Prepared:
 def _player(prepared: Prepared, name: str) -> Play:
     """The `play` function of `evaluation.run.evaluate` for a team."""
     config, scene = prepared.config, prepared.scene
-    world = World(prepared.engine.sample, scene.retriever.search, assembly.exact_match_reward)
+    world = World(prepared.engines.sample, scene.retriever.search, assembly.exact_match_reward)
     team = assembly.make_team(config, name, scene)
     run = Run(seed=config.seed, purpose="eval", step=0)
     limits = rollout.Limits(**config.rollout)
@@ -113,7 +113,7 @@ def run(prepared: Prepared, console: Console) -> dict:
     `retriever` count what this call played.
     """
     start = time.perf_counter()
-    engine, evaluation = prepared.engine, prepared.config.evaluation
+    evaluation = prepared.config.evaluation
     results = []
     for name, plan in prepared.plans.items():
         path = prepared.path(name)
@@ -125,11 +125,7 @@ def run(prepared: Prepared, console: Console) -> dict:
         )  # fmt: skip
         results.append((plan, [score_episode(e) for e in records_file.read(path, plan)]))
     summary = report.summary(results, k=evaluation.num_runs)
-    summary["engine"] = dataclasses.asdict(engine.metrics) | {
-        "prompt_tokens": engine.scheduler.num_prompt_tokens,
-        "shared_tokens": engine.scheduler.num_shared_tokens,
-        "preemptions": engine.scheduler.num_preemptions,
-    }
+    summary["engine"] = prepared.engines.metrics
     summary["retriever"] = dict(prepared.scene.retriever.counts)
     summary["play_s"] = time.perf_counter() - start
     path = prepared.workdir / "summary.json"

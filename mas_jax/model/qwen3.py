@@ -248,6 +248,22 @@ def _rotate(x_BTNH: jax.Array, cos_sin: tuple[jax.Array, jax.Array]) -> jax.Arra
     return rotated.astype(x_BTNH.dtype)
 
 
+def fuse_layer(layer: Params) -> Params:
+    """One layer's parameters with what reads the same input side by side: `wqkv` [D, N+2K, H] (and
+    `bqkv`), `w_gate_up` [D, 2F]. For few rows on one device, where matmuls are bound by their
+    number; `project_qkv` and `finish_layer` take either form.
+    """
+    parts = {"wqkv": ("wq", "wk", "wv"), "w_gate_up": ("w_gate", "w_up")}
+    if "bq" in layer:
+        parts["bqkv"] = ("bq", "bk", "bv")
+    fused = {
+        name: jnp.concatenate([layer[part] for part in of], axis=0 if name == "bqkv" else 1)
+        for name, of in parts.items()
+    }
+    taken = {part for of in parts.values() for part in of}
+    return {name: x for name, x in layer.items() if name not in taken} | fused
+
+
 def project_qkv(
     layer: Params, config: ModelConfig, x_BTD: jax.Array, cos_sin: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -262,7 +278,11 @@ def project_qkv(
         y = _project("BTD,DNH->BTNH", normed_BTD, layer[weight])
         return y + layer[bias].astype(dtype) if config.qkv_bias else y
 
-    q_BTNH, k_BTKH, v_BTKH = _linear("wq", "bq"), _linear("wk", "bk"), _linear("wv", "bv")
+    if "wqkv" in layer:
+        ends = config.num_heads, config.num_heads + config.num_kv_heads
+        q_BTNH, k_BTKH, v_BTKH = jnp.split(_linear("wqkv", "bqkv"), ends, axis=2)
+    else:
+        q_BTNH, k_BTKH, v_BTKH = _linear("wq", "bq"), _linear("wk", "bk"), _linear("wv", "bv")
     if config.qk_norm:
         q_BTNH = rms_norm(q_BTNH, layer["q_norm"], eps=config.norm_eps)
         k_BTKH = rms_norm(k_BTKH, layer["k_norm"], eps=config.norm_eps)
@@ -275,8 +295,12 @@ def finish_layer(
     """Second half of a layer: output projection and gated feed-forward, residuals; [B, T, D]."""
     x_BTD = x_BTD + _project("BTNH,NHD->BTD", attended_BTNH, layer["wo"])
     normed_BTD = rms_norm(x_BTD, layer["ffw_norm"], eps=config.norm_eps)
-    gate_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_gate"])
-    up_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_up"])
+    if "w_gate_up" in layer:
+        both_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_gate_up"])
+        gate_BTF, up_BTF = jnp.split(both_BTF, 2, axis=2)
+    else:
+        gate_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_gate"])
+        up_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_up"])
     inner_BTF = _swiglu(gate_BTF, up_BTF)
     return x_BTD + _project("BTF,FD->BTD", inner_BTF, layer["w_down"])
 

@@ -140,10 +140,13 @@ class Device:
 
     @functools.cached_property
     def _split(self) -> Callable[[qwen3.Params], qwen3.Params]:
-        """Compiled: parameters with a list of layers, since decode steps unroll them."""
+        """Compiled: parameters with a list of layers, since decode steps unroll them, and fused
+        where no dimension of them is split over devices."""
+        is_split = self._mesh is not None and self._mesh.size > 1
 
         def _layer(params, index):
-            return jax.tree.map(lambda x: x[index], params["layers"])
+            layer = jax.tree.map(lambda x: x[index], params["layers"])
+            return layer if is_split else qwen3.fuse_layer(layer)
 
         def _by_layer(params):
             layers = [_layer(params, index) for index in range(self.config.num_layers)]

@@ -1,0 +1,51 @@
+"""Several engines of one policy, one a device or mesh, behind one `sample`.
+
+All requests of a question go to the same engine, which shares their prefixes. Which engine that is
+changes no token: on one kind of device a request draws the same tokens everywhere. On CPUs an
+engine's small matmuls keep one core busy, so that two virtual devices serve two cores.
+Must not know: models, roles, prompts.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from mas_jax.records import Sample, SampleKey
+from mas_jax.sampling.engine import Engine
+
+
+class Replicas:
+    """Engines of equal settings. Raises: ValueError for none, or for unequal ones."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        if len({(engine.policy, engine.settings) for engine in engines}) != 1:
+            raise ValueError("replicas must be engines of one policy with equal settings, got "
+                             f"{[engine.policy for engine in engines]}")  # fmt: skip
+        self.engines = tuple(engines)
+
+    async def sample(
+        self, prompt: tuple[int, ...], *, key: SampleKey, **knobs: Any
+    ) -> list[Sample]:
+        """`Engine.sample` of the question's engine."""
+        engine = self.engines[zlib.crc32(key.question.encode()) % len(self.engines)]
+        return await engine.sample(prompt, key=key, **knobs)
+
+    def set_params(self, params: Any) -> None:
+        """`Engine.set_params` of all."""
+        for engine in self.engines:
+            engine.set_params(params)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Sums over the engines of their metrics and their schedulers' counts."""
+        counts = [
+            dataclasses.asdict(engine.metrics)
+            | {
+                "prompt_tokens": engine.scheduler.num_prompt_tokens,
+                "shared_tokens": engine.scheduler.num_shared_tokens,
+                "preemptions": engine.scheduler.num_preemptions,
+            }
+            for engine in self.engines
+        ]
+        return {name: sum(count[name] for count in counts) for name in counts[0]}
