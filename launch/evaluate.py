@@ -25,7 +25,8 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     logging.getLogger().setLevel(logging.INFO)
-    jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))  # an engine for each core
+    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))  # an engine a core
     try:
         prepared = evaluate.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError) as error:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from mas_jax.benchmarks import model
+from mas_jax.benchmarks import model, retrieval, rollout
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -33,11 +33,21 @@ def test_the_commands_name_files_that_exist(command):
     assert (ROOT / command).is_file()
 
 
-def test_the_table_of_measurements_is_the_committed_record():
-    record = json.loads((ROOT / "mas_jax/benchmarks/records/model.json").read_text())
-    rows = model.markdown(record["cases"])
-    assert len(record["cases"]) == len(model.CASES)
-    assert rows in README
+def read_record(name: str) -> dict:
+    return json.loads((ROOT / f"mas_jax/benchmarks/records/{name}.json").read_text())
+
+
+@pytest.mark.parametrize("benchmark", [model, rollout], ids=["model", "rollout"])
+def test_the_tables_of_measurements_are_the_committed_records(benchmark):
+    cases = read_record(benchmark.__name__.rpartition(".")[2])["cases"]
+    assert len(cases) == len(benchmark.CASES)
+    assert benchmark.markdown(cases) in README
+
+
+def test_the_table_of_the_retriever_is_the_committed_record():
+    record = read_record("retrieval")
+    assert [case["vectors"] for case in record["cases"]] == list(retrieval.SIZES.values())
+    assert retrieval.markdown(record) in README
 
 
 def test_the_benchmark_refuses_what_it_does_not_know():

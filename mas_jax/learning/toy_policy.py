@@ -117,7 +117,14 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict:
             elapsed = time.perf_counter() - start
             console.log(f"step {step + 1} of {settings.steps}: loss {mean:.3f}, {elapsed:.0f} s")
 
-    params = pretrain(params, model, traces, settings, mesh=sharding.make_mesh(), on_step=_on_step)
+    params = pretrain(
+        params,
+        model,
+        traces,
+        settings,
+        mesh=sharding.make_mesh(devices=jax.devices()[:1]),
+        on_step=_on_step,
+    )
     record = {
         "world": scene.world.fingerprint,
         "tokenizer": tokenizer.fingerprint,

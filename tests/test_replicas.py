@@ -1,0 +1,46 @@
+"""Several engines behind one `sample`: who gets what, and that it changes no token."""
+
+import jax
+import pytest
+from engines import CONFIG, SETTINGS, decode, make_engine, make_params, make_prompts, run, sample
+
+from mas_jax.model import sharding
+from mas_jax.sampling.engine import Engine
+from mas_jax.sampling.replicas import Replicas
+
+PROMPTS = make_prompts((3, 9, 17, 30, 5, 12))
+
+
+def make_replicas(count: int) -> Replicas:
+    meshes = [sharding.make_mesh(devices=[device]) for device in jax.devices()[:count]]
+    return Replicas([make_engine_on(mesh) for mesh in meshes])
+
+
+def make_engine_on(mesh) -> Engine:
+    return Engine(CONFIG, make_params(), SETTINGS, policy="student", decode=decode, mesh=mesh)
+
+
+def test_replicas_draw_what_one_engine_draws_and_share_the_questions():
+    want = run(*(sample(make_engine(), p, str(i)) for i, p in enumerate(PROMPTS)))
+    replicas = make_replicas(2)
+    got = run(*(sample(replicas, p, str(i)) for i, p in enumerate(PROMPTS)))
+    assert [[s.tokens for s in r] for r in got] == [[s.tokens for s in r] for r in want]
+    parts = [engine.metrics.sequences for engine in replicas.engines]
+    assert sum(parts) == replicas.metrics["sequences"] == len(PROMPTS)
+    assert all(parts)
+    again = run(*(sample(replicas, PROMPTS[3], "3", max_tokens=2) for _ in range(5)))
+    assert len({tuple(r) for r in again}) == 1
+    assert replicas.metrics["shared_tokens"] == 5 * 28  # one question, one engine, one prefix
+
+
+def test_new_weights_reach_every_replica():
+    replicas = make_replicas(2)
+    replicas.set_params(make_params(1))
+    want = run(*(sample(make_engine(seed=1), p, str(i)) for i, p in enumerate(PROMPTS)))
+    got = run(*(sample(replicas, p, str(i)) for i, p in enumerate(PROMPTS)))
+    assert [[s.tokens for s in r] for r in got] == [[s.tokens for s in r] for r in want]
+
+
+def test_unequal_engines_are_refused():
+    with pytest.raises(ValueError, match="one policy with equal settings"):
+        Replicas([])
