@@ -54,6 +54,7 @@ class Play:
 
     @property
     def turns_left(self) -> int:
+        """Turns of the episode that nobody has taken yet."""
         return self.team.budgets.turns - self.turns_used
 
     def traces(self) -> tuple[Trace, ...]:

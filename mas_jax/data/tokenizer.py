@@ -115,6 +115,7 @@ class WordTokenizer:
         return cls((directory / "tokenizer.model").read_bytes())
 
     def encode(self, text: str) -> list[int]:
+        """See `Tokenizer.encode`."""
         check_text(text)
         # sentencepiece would take the character that it writes for a space for a space
         first, *rest = text.split(SPACE)
@@ -124,6 +125,7 @@ class WordTokenizer:
         return ids
 
     def encode_template(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_template`."""
         ids, end = [], 0
         for match in self._control_pattern.finditer(text):
             ids += [*self.encode(text[end : match.start()]), self._control_ids[match[0]]]
@@ -131,6 +133,7 @@ class WordTokenizer:
         return ids + self.encode(text[end:])
 
     def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
         text, run = "", []
         for token in ids:
             if token in self._controls or not 0 <= token < self.vocab_size:
@@ -141,6 +144,7 @@ class WordTokenizer:
         return text + self._pieces.decode(run)
 
     def token_text(self, token: int) -> str:
+        """See `Tokenizer.token_text`."""
         return self.decode([token])
 
     def save(self, directory: Path) -> None:
@@ -267,14 +271,17 @@ class HFTokenizer:
         return tuple(dict.fromkeys(ids))
 
     def encode(self, text: str) -> list[int]:
+        """See `Tokenizer.encode`."""
         check_text(text)
         return self._plain.encode(text, add_special_tokens=False).ids
 
     def encode_template(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_template`."""
         check_text(text)
         return self._full.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
         text, run = "", []
         for token in ids:
             if 0 <= token < self.vocab_size:
@@ -285,6 +292,7 @@ class HFTokenizer:
         return text + self._full.decode(run, skip_special_tokens=False)
 
     def token_text(self, token: int) -> str:
+        """See `Tokenizer.token_text`."""
         return self.decode([token])
 
 

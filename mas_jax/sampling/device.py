@@ -4,6 +4,7 @@ Builds the fixed shapes of each call from blocks and sequences, compiles each pr
 work and time. Dimensions: as in `programs.py`. Must not know: callers, futures, why a row is there.
 """
 
+import asyncio
 import contextlib
 import functools
 import time
@@ -189,7 +190,12 @@ class Device:
         with self._in_mesh():
             return jitted.lower(*args).compile()
 
-    def _call(self, kind: str, bucket: int, *args) -> tuple[list[np.ndarray], float]:
+    async def _call(self, kind: str, bucket: int, *args) -> tuple[list[np.ndarray], float]:
+        """`_run` in a thread: meanwhile the event loop's coroutines go on. Its arguments are made
+        before, since a coroutine may cancel a sequence at any time."""
+        return await asyncio.to_thread(self._run, kind, bucket, *args)
+
+    def _run(self, kind: str, bucket: int, *args) -> tuple[list[np.ndarray], float]:
         """Results of one device call after the pool, as numpy, and its seconds; compiles once for
         a kind and bucket."""
         args = (self._params, self._pool, *args)
@@ -253,11 +259,11 @@ class Device:
 
     # calls
 
-    def prefill(self, bucket: int, work: list[Block]) -> tuple[np.ndarray, np.ndarray]:
+    async def prefill(self, bucket: int, work: list[Block]) -> tuple[np.ndarray, np.ndarray]:
         """The token and log-prob after each block [B]."""
         s, m = self.settings, self.metrics
         drawing = self._drawing([block.sequence for block in work], s.prefill_blocks)
-        results, seconds = self._call("prefill", bucket, self._blocks(bucket, work), drawing)
+        results, seconds = await self._call("prefill", bucket, self._blocks(bucket, work), drawing)
         m.prefill_calls += 1
         m.prefill_tokens += sum(len(block.tokens) for block in work)
         m.prefill_places += s.prefill_blocks * s.page_size
@@ -270,7 +276,7 @@ class Device:
         self.metrics.near_tokens += int(is_near_B[: len(work)][draws_B].sum())
         return token_B, logprob_B
 
-    def decode(
+    async def decode(
         self,
         bucket: int,
         work: list[Sequence],
@@ -282,7 +288,7 @@ class Device:
         s, m = self.settings, self.metrics
         rows = self._rows(bucket, work, limits)
         drawing = self._drawing(work, s.decode_rows)
-        (tokens_BI, logprobs_BI, taken_B, near_B, num_steps), seconds = self._call(
+        (tokens_BI, logprobs_BI, taken_B, near_B, num_steps), seconds = await self._call(
             "decode", bucket, rows, drawing, pause_V, np.int32(min_active)
         )
         m.decode_calls += 1
@@ -292,7 +298,7 @@ class Device:
         m.decode_s += seconds
         return Decoded(tokens_BI, logprobs_BI, taken_B, rows.num_forced_B)
 
-    def mixed(
+    async def mixed(
         self,
         blocks: list[Block],
         work: list[Sequence],
@@ -316,7 +322,7 @@ class Device:
         drawn_by = [*work, *[None] * (s.decode_rows - len(work)), *(b.sequence for b in blocks)]
         drawing = self._drawing(drawn_by, s.decode_rows + s.prefill_blocks)
         rows = self._rows(s.context, work, limits)
-        results, seconds = self._call("mixed", s.context, flat, rows, drawing, pause_V)
+        results, seconds = await self._call("mixed", s.context, flat, rows, drawing, pause_V)
         tokens_BI, logprobs_BI, taken_B, near_B, num_steps, *after_blocks = results
         m.mixed_calls += 1
         m.near_tokens += int(near_B.sum())

@@ -183,31 +183,25 @@ class Engine:
         self.device.reset_pool()  # the failed call may have taken the old one
 
     async def _run_one_call(self) -> None:
-        """The next device call, in a thread: meanwhile coroutines read their answers, search, and
-        make or cancel requests, which the scheduler considers before the call after."""
+        """The next device call. Meanwhile coroutines read their answers, search, and make or cancel
+        requests, which the scheduler considers before the call after."""
         if self.device.is_ragged:
             blocks, work = self.scheduler.next_mixed()
             limits, pause_V = self._limits(work, self.settings.context), self._pause_mask(work)
-            drawn, decoded = await asyncio.to_thread(
-                self.device.mixed, blocks, work, limits, pause_V
-            )
+            drawn, decoded = await self.device.mixed(blocks, work, limits, pause_V)
             self._prefilled(blocks, *drawn)
             self._decoded(work, decoded)
             return
         kind, bucket, work = self.scheduler.next_call()
         if kind == "prefill":
-            drawn = await asyncio.to_thread(self.device.prefill, bucket, work)
-            self._prefilled(work, *drawn)
+            self._prefilled(work, *await self.device.prefill(bucket, work))
             return
         # leave early to refill only if there is something to refill with
         most, min_active = int(self.settings.min_active_share * len(work)), 1
         if self.scheduler.num_others(bucket, work) >= len(work) - most:
             min_active = most
         limits, pause_V = self._limits(work, bucket), self._pause_mask(work)
-        decoded = await asyncio.to_thread(
-            self.device.decode, bucket, work, limits, pause_V, min_active
-        )
-        self._decoded(work, decoded)
+        self._decoded(work, await self.device.decode(bucket, work, limits, pause_V, min_active))
 
     def _limits(self, sequences: list[Sequence], bucket: int) -> list[int]:
         return [self.scheduler.steps_left(sequence, bucket) for sequence in sequences]
