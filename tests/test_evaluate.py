@@ -62,7 +62,8 @@ def test_the_table_and_the_summary_have_the_papers_columns(evaluated):
         assert len(team["datasets"]) == 7
     for column in ("avg@2", "pass@2", "2/2", "searches"):
         assert column in done.stdout
-    assert summary["engine"]["compilations"] <= 6
+    num_engines, num_buckets = 2, 3
+    assert summary["engine"]["compilations"] <= 2 * num_buckets * num_engines
     assert 0 < summary["engine"]["shared_tokens"] < summary["engine"]["prompt_tokens"]
 
 

@@ -80,12 +80,14 @@ def batches(traces: Sequence[Trace], settings: PretrainSettings) -> Iterator[Bat
     """`settings.steps` batches; every pass over the traces has a random order of its own."""
     order: list[int] = []
     num_passes = 0
+    shortest = min(len(trace.tokens) for trace in traces)
+    most = settings.rows * settings.length // shortest  # traces that any packing could hold
     for _ in range(settings.steps):
-        while len(order) < settings.rows * settings.length // 16:  # enough for any packing
+        while len(order) < most:
             rng = np.random.default_rng((settings.seed, num_passes))
             order += rng.permutation(len(traces)).tolist()
             num_passes += 1
-        window = [traces[i] for i in order[: settings.rows * settings.length // 16]]
+        window = [traces[i] for i in order[:most]]
         batch, num_packed = pack(window, settings.rows, settings.length)
         order = order[num_packed:]
         yield batch
