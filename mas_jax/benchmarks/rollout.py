@@ -34,30 +34,32 @@ from mas_jax.learning import assembly
 from mas_jax.model import hf, qwen3
 
 WORKERS = "mas_jax.benchmarks.rollout_workers"
-SETTINGS = dict(
-    context=384, buckets=(128, 256, 384), num_pages=16384, page_size=8, prefill_blocks=64
-)
+SETTINGS = dict(context=384, buckets=(128, 256, 384), num_pages=16384, page_size=8)
 EQUAL_PROMPT, EQUAL_ROWS, EQUAL_TOKENS = 64, 64, 128
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model size, a workload, timed runs a side; decode_rows: of each engine; episodes: of the
-    hierarchy; batch_sizes: that the peer tries."""
+    """A model size, a workload, timed runs a side.
+
+    decode_rows, prefill_blocks: of each engine's calls. episodes: of the hierarchy. batch_sizes:
+    that the peer tries.
+    """
 
     size: str
     kind: str
     runs: int
     decode_rows: int
+    prefill_blocks: int
     episodes: int = 0
     batch_sizes: tuple[int, ...] = (64,)
 
 
 CASES = [
-    Case("toy-1m", "equal", 5, 32),
-    Case("toy-1m", "hierarchy", 3, 64, 560, (64, 128, 256, 512)),
-    Case("toy-30m", "equal", 3, 32),
-    Case("toy-30m", "hierarchy", 3, 64, 56, (64, 128, 256)),
+    Case("toy-1m", "equal", 5, 32, 64),
+    Case("toy-1m", "hierarchy", 3, 32, 32, 560, (64, 128, 256, 512)),
+    Case("toy-30m", "equal", 3, 32, 64),
+    Case("toy-30m", "hierarchy", 3, 32, 32, 56, (64, 128, 256)),
 ]
 
 
@@ -157,7 +159,7 @@ def run_case(case: Case) -> dict:
         path = Path(directory) / "workload.json"
         workload.write(work, path)
         shared = dict(directory=str(model), workload=str(path))
-        settings = SETTINGS | dict(decode_rows=case.decode_rows)
+        settings = SETTINGS | dict(decode_rows=case.decode_rows, prefill_blocks=case.prefill_blocks)
         seconds: dict[str, list[float]] = {"ours": [], "peer": []}
         with (
             Worker(WORKERS, "ours", settings=settings, **shared) as ours,
