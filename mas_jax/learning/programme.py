@@ -1,0 +1,142 @@
+"""The role programme: one row for each role, which says how that role learns.
+
+A row is plain data; every ablation of the papers is a change to rows. One update executes all of
+them, and each divides its streams by counts of its own.
+Must not know: arrays, episodes, models.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mas_jax.records import ROLES
+
+TEACHERS = ("teacher", "initial", "live", "ema")
+CHOICES = {
+    "advantages": ("group", "distillation", "gae"),
+    "correct": ("mean", "first", "majority", "any"),
+    "behaviour": ("none", "search_activity", "assignment", "invalid_action"),
+    "invalid": ("term", "reward"),
+    "group_by": ("question", "context"),
+    "scale": ("std", "population_std", "none", "leave_one_out"),
+    "teacher": TEACHERS,
+    "policy_loss": ("ppo", "gspo", "cispo", "sft"),
+    "divergence": ("none", "reverse_kl", "forward_kl", "jsd"),
+    "kl_reference": TEACHERS,
+    "kl_estimator": ("k1", "k2", "k3"),
+    "correction": ("none", "token", "sequence"),
+    "aggregation": ("token", "sequence", "all_tokens"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one role learns; coefficients of 0 switch a stream off.
+
+    trained: False for a frozen role, whose tokens are owned and learn nothing.
+    advantages: which are summed: "group" (group-relative reward), "distillation" (teacher's less
+    own log-prob, times beta), "gae" (a critic's); none of them is a role without a policy loss.
+    Reward: (1 - behaviour_weight) correct + behaviour_weight behaviour, see `rewards/terms.py`;
+    correct: how the Answerer's candidates make one number for the other roles; behaviour_cap: of
+    "assignment"; invalid="reward": an invalid action makes the whole reward -1, not the term.
+    group_by: "question" (all of a question's episodes) or "context" (candidates of one request).
+    scale: what a centred reward is divided by; scale_eps is added to it. drop_zero_variance: leave
+    groups of equal rewards out of the policy loss and its count (never distillation's tokens).
+    log_ratio_clip: on the teacher's log-ratio, 0 for none; future_discount: of the log-ratios of
+    later tokens, 0 for a token's own alone. gae_discount, gae_decay: of a critic's advantage.
+    policy_loss: "ppo", "gspo", "cispo", or "sft" (no advantage: -log p). dual_clip: 0 for none.
+    divergence: an exact distillation loss to `teacher` beside it, with divergence_coef; jsd_beta.
+    correction: importance weights for what the sampler's numbers differ by, at most correction_cap.
+    aggregation: mean over "token"s of the role, over its "sequence"s' means, or over the tokens of
+    all roles together ("all_tokens"). weight: of the role in the sum.
+    Source: METHODS 1.1 and 1.3 for the values in `config.py`.
+    """
+
+    trained: bool
+    advantages: tuple[str, ...]
+    correct: str
+    behaviour: str
+    behaviour_weight: float
+    behaviour_cap: int
+    invalid: str
+    group_by: str
+    scale: str
+    scale_eps: float
+    drop_zero_variance: bool
+    teacher: str
+    beta: float
+    log_ratio_clip: float
+    future_discount: float
+    gae_discount: float
+    gae_decay: float
+    policy_loss: str
+    clip_low: float
+    clip_high: float
+    dual_clip: float
+    divergence: str
+    divergence_coef: float
+    jsd_beta: float
+    kl_coef: float
+    kl_reference: str
+    kl_estimator: str
+    entropy_coef: float
+    value_coef: float
+    value_clip: float
+    correction: str
+    correction_cap: float
+    aggregation: str
+    weight: float
+
+    @property
+    def teachers(self) -> frozenset[str]:
+        """Names of the teachers that the row reads log-probs of."""
+        names = {self.teacher} if "distillation" in self.advantages else set()
+        return frozenset(names | ({self.kl_reference} if self.kl_coef else set()))
+
+    @property
+    def learns(self) -> bool:
+        """Whether any stream of the row can move a parameter."""
+        streams = (self.kl_coef, self.entropy_coef, self.divergence != "none")
+        has_policy = bool(self.advantages) or self.policy_loss == "sft"
+        return self.trained and self.weight != 0 and (has_policy or any(streams))
+
+
+Programme = Mapping[str, Row]  # role -> row
+
+
+def make_programme(rows: Mapping[str, Mapping]) -> Programme:
+    """Rows from the config's sections. Raises: ValueError that names role, key and choices."""
+    programme = {}
+    for role, values in rows.items():
+        if role not in ROLES:
+            raise ValueError(f"programme.{role}: no such role; known: {sorted(ROLES)}")
+        for key, choices in CHOICES.items():
+            given = values[key]
+            for name in [given] if isinstance(given, str) else given:
+                if name not in choices:
+                    raise ValueError(f"programme.{role}.{key}={name!r}; choose from {choices}")
+        programme[role] = Row(**{**values, "advantages": tuple(values["advantages"])})
+        _check(role, programme[role])
+    return programme
+
+
+def _check(role: str, row: Row) -> None:
+    """Raises: ValueError for settings of a row that contradict."""
+    where = f"programme.{role}"
+    if row.group_by == "context" and role != "answerer":
+        raise ValueError(
+            f"{where}.group_by='context': only the answerer draws several candidates from one "
+            "context; set 'question'"
+        )
+    if row.policy_loss == "sft" and row.advantages:
+        raise ValueError(
+            f"{where}.policy_loss='sft' takes no advantage, got {row.advantages}; set advantages=()"
+        )
+    if not 0.0 <= row.behaviour_weight <= 1.0:
+        raise ValueError(f"{where}.behaviour_weight={row.behaviour_weight} is outside [0, 1]")
+    if row.divergence == "jsd" and not 0.0 < row.jsd_beta < 1.0:
+        raise ValueError(f"{where}.jsd_beta={row.jsd_beta} is outside (0, 1)")
+    for key in ("clip_low", "clip_high", "dual_clip", "log_ratio_clip", "weight", "value_clip"):
+        if getattr(row, key) < 0:
+            raise ValueError(f"{where}.{key}={getattr(row, key)} is negative; 0 switches it off")
+    if row.divergence != "none" and row.teacher == "live":
+        raise ValueError(f"{where}: a divergence to the live policy itself is always 0")
