@@ -26,14 +26,18 @@ B, T, N, K, H = 2, 160, 4, 2, 32  # T is no multiple of the kernels' blocks of 1
 
 
 @functools.partial(jax.jit, static_argnames="form")
+def start(q, k, v, ids, cotangent, *, form):
+    out, pull = jax.vjp(lambda q, k, v: FORMS[form](q, k, v, ids), q, k, v)
+    return out, *pull(cotangent)
+
+
 def run(q, k, v, ids, cotangent, *, form):
     """Output, and the gradients of sum(output * cotangent) by q, k and v, as numpy arrays.
 
     Finished when it returns: JAX may read a caller's numpy array in place, and only when it gets to
     it, so that a test which changes its inputs next would change this result too.
     """
-    out, pull = jax.vjp(lambda q, k, v: FORMS[form](q, k, v, ids), q, k, v)
-    return tuple(np.asarray(x) for x in (out, *pull(cotangent)))
+    return [np.asarray(x) for x in start(q, k, v, ids, cotangent, form=form)]
 
 
 def draw(seed, *, rows=B, length=T):
