@@ -1,0 +1,196 @@
+"""Advantages: how much better a token was than expected, by reward, by teacher, by critic.
+
+A role's advantages are summed by the caller; all are constants to the gradient. Group-relative ones
+are made on the host in float64, over the whole global batch and before it is cut into
+micro-batches; the others on the device, per token.
+A trace is a run of one segment id in one row; its owned tokens (the mask) may stand in several
+spans, and what is between them, tool results and other agents' words, is skipped as if absent.
+Dimensions: B rows, T positions, X samples with a reward, P groups. Must not know: models, roles.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mas_jax.learning.losses import Metrics, masked, token_max, token_mean
+
+SCALES = ("std", "population_std", "none", "leave_one_out")
+
+
+@dataclass(frozen=True)
+class Census:
+    """What the groups looked like; sizes count the rewards that are there.
+
+    empty: groups with no reward at all; singletons: with one; zero_variance: with two or more whose
+    deviation is below eps. None of these three teaches. missing: samples without a reward.
+    """
+
+    num_groups: int
+    size_min: int
+    size_max: int
+    size_mean: float
+    empty: int
+    singletons: int
+    zero_variance: int
+    missing: int
+
+
+def group_relative(
+    rewards_X: Sequence[float | None] | np.ndarray,
+    groups_X: Sequence[Hashable],
+    *,
+    scale: str,
+    eps: float,
+) -> tuple[np.ndarray, np.ndarray, Census]:
+    """Rewards less their group's mean, divided by the scale; and who is in a group without spread.
+
+    rewards_X: None or NaN is missing (a failure of the world): left out of mean and deviation, and
+    0 itself. groups_X: one key for each, such as (dataset, question uid, role).
+    scale: "std" (of the sample, n - 1) or "population_std" (n), each plus eps; "none"; or
+    "leave_one_out", the reward less the mean of the others', undivided.
+    Returns advantages_X float64, is_constant_X bool (the group is empty, a singleton, or deviates
+    by less than eps: advantage 0, for a caller to drop), and the census.
+    Raises: ValueError for lengths that differ, an infinite reward, another scale, or eps <= 0.
+    Source: GRPO (arXiv 2402.03300); no scale: Dr. GRPO (arXiv 2503.20783); leave-one-out: RLOO
+    (arXiv 2402.14740). A singleton gets 0 here, where others give it its raw reward or NaN.
+    """
+    rewards_X = np.asarray(rewards_X, np.float64)
+    if rewards_X.shape != (len(groups_X),) or np.isinf(rewards_X).any():
+        raise ValueError(f"{rewards_X.shape} rewards, {len(groups_X)} groups; want finite or NaN")
+    if scale not in SCALES or eps <= 0:
+        raise ValueError(f"scale={scale!r}, eps={eps}; want one of {SCALES}, and eps > 0")
+    numbers: dict[Hashable, int] = {}
+    group_X = np.array([numbers.setdefault(key, len(numbers)) for key in groups_X], np.int64)
+    present_X = ~np.isnan(rewards_X)
+
+    def add_up(x_X: np.ndarray) -> np.ndarray:
+        return np.bincount(group_X, np.where(present_X, x_X, 0.0), minlength=len(numbers))
+
+    sizes_P = add_up(np.ones_like(rewards_X))
+    means_P = add_up(rewards_X) / np.maximum(sizes_P, 1)
+    centred_X = np.where(present_X, rewards_X - means_P[group_X], 0.0)
+    degrees_P = sizes_P if scale == "population_std" else sizes_P - 1
+    std_P = np.sqrt(add_up(centred_X**2) / np.maximum(degrees_P, 1))
+    is_constant_P = (sizes_P < 2) | (std_P < eps)
+    if scale == "none":
+        divisor_P = np.ones_like(std_P)
+    elif scale == "leave_one_out":  # r - (n mean - r) / (n - 1) = (r - mean) n / (n - 1)
+        divisor_P = np.maximum(sizes_P - 1, 1) / np.maximum(sizes_P, 1)
+    else:
+        divisor_P = std_P + eps
+    is_constant_X = is_constant_P[group_X]
+    divisor_X = np.where(is_constant_X, 1.0, divisor_P[group_X])
+    advantages_X = np.where(is_constant_X, 0.0, centred_X / divisor_X)
+    return advantages_X, is_constant_X, _census(sizes_P, is_constant_P, present_X)
+
+
+def _census(sizes_P: np.ndarray, is_constant_P: np.ndarray, present_X: np.ndarray) -> Census:
+    return Census(
+        num_groups=len(sizes_P),
+        size_min=int(sizes_P.min()) if len(sizes_P) else 0,
+        size_max=int(sizes_P.max(initial=0)),
+        size_mean=float(sizes_P.sum() / max(len(sizes_P), 1)),
+        empty=int((sizes_P == 0).sum()),
+        singletons=int((sizes_P == 1).sum()),
+        zero_variance=int((is_constant_P & (sizes_P >= 2)).sum()),
+        missing=int((~present_X).sum()),
+    )
+
+
+def distillation(
+    teacher_logprobs_BT: jax.Array,
+    old_logprobs_BT: jax.Array,
+    mask_BT: jax.Array,
+    segment_ids_BT: jax.Array,
+    *,
+    beta: float,
+    log_ratio_clip: float,
+    future_discount: float,
+) -> tuple[jax.Array, Metrics]:
+    """Per-token distillation advantage, beta clip(log p_teacher - log p_old), [B, T].
+
+    The mean is minus beta times the reverse KL, and stays: nothing is centred or scaled.
+    log_ratio_clip: bound on the log-ratio, both ways, 0 for none. future_discount: weight g of
+    later tokens' clipped log-ratios, g^k for the k-th later owned token of the trace; 0 for none.
+    At ratio 1 a policy-gradient loss with it has beta times the gradient of KL(policy || teacher)
+    in expectation, for g = 0 token by token at the contexts seen, for g = 1 of whole traces.
+    Shapes: log-probs [B, T] f32, nats, at one temperature; mask_BT bool. NaN on a masked-in token
+    is someone's error and stays NaN; outside the mask it is not read. Metrics: see `losses.py`;
+    teacher_kl is k1 of KL(old || teacher), unclipped.
+    Source: MultiAgent-OPD, the Searcher's advantage; future sum: MiniLLM (arXiv 2306.08543).
+    """
+    teacher_BT, old_BT = masked(mask_BT, teacher_logprobs_BT, old_logprobs_BT)
+    raw_BT = jax.lax.stop_gradient(teacher_BT - old_BT)
+    is_clipped_BT = (jnp.abs(raw_BT) > log_ratio_clip) & (log_ratio_clip > 0)
+    log_ratio_BT = jnp.clip(raw_BT, -log_ratio_clip, log_ratio_clip) if log_ratio_clip else raw_BT
+    metrics = {
+        "teacher_kl": token_mean(-raw_BT, mask_BT),
+        "teacher_clip_frac": token_mean(is_clipped_BT, mask_BT),
+        "teacher_log_ratio_abs_max": token_max(jnp.abs(raw_BT), mask_BT),
+    }
+    if future_discount:  # a critic that expects nothing
+        log_ratio_BT, _ = gae(
+            log_ratio_BT,
+            jnp.zeros_like(log_ratio_BT),
+            mask_BT,
+            segment_ids_BT,
+            discount=future_discount,
+            decay=1.0,
+        )
+    return beta * log_ratio_BT, metrics
+
+
+def gae(
+    rewards_BT: jax.Array,
+    values_BT: jax.Array,
+    mask_BT: jax.Array,
+    segment_ids_BT: jax.Array,
+    *,
+    discount: float,
+    decay: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantages and their returns (advantage + value), both [B, T], 0 where masked.
+
+    Over the owned tokens of each trace in their order: A_t = r_t + discount V_next - V_t
+    + discount decay A_next, with V_next = A_next = 0 after the trace's last. values_BT[b, t]: of
+    the state before token t. Rewards of tokens outside the mask do not count.
+    Source: arXiv 1506.02438 eqs. 11-16.
+    """
+    rewards_BT, values_BT = jax.lax.stop_gradient(masked(mask_BT, rewards_BT, values_BT))
+
+    def step(later, token):
+        segment_B, next_value_B, next_advantage_B = later
+        reward_B, value_B, owned_B, own_segment_B = token
+        # selected, not multiplied by 0: a NaN of the trace behind must not cross
+        next_value_B, next_advantage_B = masked(
+            own_segment_B == segment_B, next_value_B, next_advantage_B
+        )
+        advantage_B = (
+            reward_B + discount * next_value_B - value_B + discount * decay * next_advantage_B
+        )
+        carried = (
+            own_segment_B,
+            jnp.where(owned_B, value_B, next_value_B),
+            jnp.where(owned_B, advantage_B, next_advantage_B),
+        )
+        return carried, jnp.where(owned_B, advantage_B, 0.0)
+
+    tokens = [x_BT.T for x_BT in (rewards_BT, values_BT, mask_BT, segment_ids_BT)]
+    nothing_B = jnp.zeros_like(rewards_BT[:, 0])
+    start = (segment_ids_BT[:, -1], nothing_B, nothing_B)
+    _, advantages_TB = jax.lax.scan(step, start, tokens, reverse=True)
+    return advantages_TB.T, advantages_TB.T + values_BT
+
+
+def whiten(x_BT: jax.Array, mask_BT: jax.Array, *, eps: float) -> jax.Array:
+    """x less its mean over the mask, divided by its deviation there plus eps; 0 where masked.
+
+    For any shape: give it the whole batch, not one micro-batch of it. Deviation: population's.
+    """
+    (x_BT,) = masked(mask_BT, x_BT)
+    count = jnp.maximum(jnp.sum(mask_BT, dtype=x_BT.dtype), 1.0)
+    (centred_BT,) = masked(mask_BT, x_BT - jnp.sum(x_BT) / count)
+    return centred_BT / (jnp.sqrt(jnp.sum(jnp.square(centred_BT)) / count) + eps)
