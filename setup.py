@@ -22,6 +22,7 @@ setup(
         "absl-py>=2.1",
         "flax>=0.12,<0.13",
         "jax>=0.10,<0.12",
+        "matplotlib>=3.8,<4",
         "ml-collections>=1.0,<2",
         "numpy>=2.0,<3",
         "optax>=0.2.5,<0.3",
@@ -32,6 +33,7 @@ setup(
         # ScaNN ships wheels for Linux x86-64 only; elsewhere the exact index serves
         "scann>=1.4.2,<2; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "sentencepiece>=0.2,<0.3",
+        "tensorboardX>=2.6,<3",
         "tensorflow-datasets>=4.9.9,<5",
         "tensorstore>=0.1.75,<0.2",
         "transformers>=5.0,<6",

@@ -1,4 +1,4 @@
-"""Playing a plan into a file of records: completeness, resuming, refusals, progress."""
+"""Playing a plan into a file of records: completeness, resuming, refusals."""
 
 import asyncio
 import io
@@ -14,7 +14,6 @@ from evaluation_episodes import make_episode, make_plan, make_trace, random_epis
 from rich.console import Console
 
 from mas_jax.evaluation import episode_json, records_file, run
-from mas_jax.evaluation.progress import ProgressReport
 from mas_jax.evaluation.records_file import Plan
 from mas_jax.records import Episode, Failure, FailureKind, StopReason
 
@@ -308,54 +307,3 @@ def test_a_failure_of_the_world_is_recorded_and_counted_on_the_way(tmp_path):
     # 6 episodes, 2 failed, run 0 of the two other questions right
     assert console.file.getvalue().split("\n")[-2].endswith("avg 0.333, 2 failed")
     assert len(recorded(tmp_path / "records.jsonl")) == 6
-
-
-def test_progress_in_a_log_file_by_hand():
-    console = Console(file=io.StringIO(), width=20)
-    now = [100.0]
-    report = ProgressReport(
-        "cascade", total=1010, done=10, console=console, interval_s=30, clock=lambda: now[0]
-    )
-    with report as progress:
-        for now[0] in (110.0, 129.9, 130.0, 159.9, 161.0, 162.0):
-            progress.advance(f"[b]at {now[0]}")
-    assert console.file.getvalue().split("\n") == [
-        "cascade 10/1010",
-        # 3 in 30 s, 997 to go at 10 s each; the ten before are no speed
-        "cascade 13/1010, 0.1/s, 2:46:10 left, [b]at 130.0",
-        # 5 in 61 s, 995 to go at 12.2 s each
-        "cascade 15/1010, 0.082/s, 3:22:19 left, [b]at 161.0",
-        # 6 in 62 s, 994 to go at 10.33 s each
-        "cascade 16/1010, 0.0968/s, 2:51:11 left, [b]at 162.0",
-        "",
-    ]
-
-
-def test_progress_prints_no_line_twice_and_survives_an_error():
-    console = Console(file=io.StringIO())
-    options = dict(total=2, done=0, console=console, interval_s=0)
-    with ProgressReport("a", **options) as progress:
-        progress.advance()
-        progress.advance()
-    with pytest.raises(ZeroDivisionError), ProgressReport("b", **options) as progress:
-        progress.advance()
-        raise ZeroDivisionError
-    lines = console.file.getvalue().split("\n")
-    assert [line.split(",")[0] for line in lines] == [
-        "a 0/2",
-        "a 1/2",
-        "a 2/2",
-        "b 0/2",
-        "b 1/2",
-        "",
-    ]
-
-
-def test_progress_on_a_terminal_is_one_bar():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with ProgressReport("cascade", total=4, done=1, console=console, interval_s=0) as progress:
-        progress.advance("avg 0.5")
-        progress.advance("avg 0.6")
-    shown = console.file.getvalue()
-    assert "3/4" in shown and "avg 0.6" in shown and "━" in shown
-    assert shown.count("\n") <= 2

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from mas_jax.evaluation import records_file
-from mas_jax.evaluation.progress import ProgressReport
 from mas_jax.evaluation.records_file import Plan
+from mas_jax.metrics import ProgressReport
 from mas_jax.records import Episode, Question
 
 Job = tuple[Question, int]  # a question and the index of its run
