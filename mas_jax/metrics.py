@@ -184,7 +184,7 @@ def read(path: str | Path) -> list[dict]:
             line = json.loads(text)
             nonfinite = {name: float(value) for name, value in line.pop("nonfinite", {}).items()}
             lines.append({"step": int(line.pop("step")), **line, **nonfinite})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}:{number} is no line of metrics: {error!r}") from error
     return lines
 

@@ -128,7 +128,7 @@ def test_cutting_back_without_a_file_does_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("bad", ['{"reward": 1}', "[]", '{"step": 1', "0x"])
+@pytest.mark.parametrize("bad", ['{"reward": 1}', "[]", "5", '{"step": 1', "0x"])
 def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path, bad):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 0}}\n{bad}\n{{"step": 2}}\n')
