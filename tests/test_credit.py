@@ -1,0 +1,245 @@
+"""Rewards by the role programme, groups and their advantages, and what is left out of them."""
+
+import math
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from evaluation_episodes import make_episode, make_trace, random_episode
+
+from mas_jax.learning.credit import credit
+from mas_jax.learning.programme import Row
+from mas_jax.records import Failure, FailureKind
+
+ROW = Row(
+    trained=True, advantages=("group",), correct="mean", behaviour="none", behaviour_weight=0.1,
+    behaviour_cap=6, invalid="term", group_by="question", scale="std", scale_eps=1e-6,
+    drop_zero_variance=False, teacher="teacher", beta=0.01, log_ratio_clip=0.0,
+    future_discount=0.0, gae_discount=1.0, gae_decay=1.0, policy_loss="ppo", clip_low=0.2,
+    clip_high=0.2, dual_clip=0.0, divergence="none", divergence_coef=0.0, jsd_beta=0.5,
+    kl_coef=0.0, kl_reference="teacher", kl_estimator="k3", entropy_coef=0.0, value_coef=0.0,
+    value_clip=0.0, correction="none", correction_cap=2.0, aggregation="token", weight=1.0,
+)  # fmt: skip
+PAPER = {
+    "leader": replace(ROW, behaviour="assignment"),
+    "searcher": replace(ROW, behaviour="search_activity"),
+    "answerer": ROW,
+}
+TWO_SEARCHES = [(3, 2, "search"), (2, 2, "search"), (2, 3, "report")]
+ONE_SEARCH = [(3, 2, "search"), (2, 3, "report")]
+
+
+def episode(uid="q", rollout=0, *, traces=(), **fields):
+    """An episode whose traces are of it."""
+    made = make_episode(uid, rollout, **fields)
+    return replace(made, traces=tuple(replace(t, question=uid, rollout=rollout) for t in traces))
+
+
+def answers(correct, uid="q", rollout=0, **fields):
+    """An episode of Answerers alone, one for each candidate."""
+    traces = [make_trace("answerer", [(2, 2, "answer")], candidate=c) for c in range(len(correct))]
+    return episode(uid, rollout, traces=traces, correct=correct, **fields)
+
+
+def rewards_of(episodes, programme):
+    return [credited.reward for credited in credit(episodes, programme)[0]]
+
+
+def advantages_of(episodes, row):
+    return [credited.advantage for credited in credit(episodes, {"answerer": row})[0]]
+
+
+# --- rewards --------------------------------------------------------------------------------------
+
+
+def test_the_papers_rewards_by_hand():
+    invalid = [(3, 2, "invalid"), (2, 3, "report")]
+    team = episode(
+        traces=[
+            make_trace("leader", [(4, 2, "assign"), (9, 2, "select")]),
+            make_trace("searcher", TWO_SEARCHES, path="leader/w0.s1"),
+            make_trace("searcher", ONE_SEARCH, path="leader/w0.s2"),
+            make_trace("searcher", invalid, path="leader/w0.s3"),
+            make_trace("answerer", [(2, 2, "answer")], candidate=0),
+            make_trace("answerer", [(2, 2, "answer")], candidate=1),
+        ],
+        correct=(1.0, 0.0),
+        num_searches=3,
+    )
+    # mean 0.5: 0.45 + 0.1 * 3/6; 0.45 + 0.1 * 1; 0.45 + 0.1 * 0.5; 0.45 - 0.1; own candidates
+    want = [0.5, 0.55, 0.5, 0.35, 1.0, 0.0]
+    np.testing.assert_allclose(rewards_of([team], PAPER), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("how", "want"), [("mean", 0.4), ("first", 0.0), ("majority", 1.0), ("any", 1.0)]
+)
+def test_five_candidates_make_one_number_for_the_searcher(how, want):
+    searched = episode(
+        traces=[make_trace("searcher", ONE_SEARCH)], correct=(0.0, 1.0, 0.0, 1.0, 0.0)
+    )
+    searched = replace(searched, predictions=("a", "right", "b", "right", "c"))
+    assert rewards_of([searched], {"searcher": replace(ROW, correct=how)}) == pytest.approx([want])
+
+
+def test_a_tied_majority_is_the_earliest_prediction():
+    searched = episode(traces=[make_trace("searcher", ONE_SEARCH)], correct=(0.0, 1.0, 1.0, 0.0))
+    searched = replace(searched, predictions=("a", "right", "right", "a"))
+    assert rewards_of([searched], {"searcher": replace(ROW, correct="majority")}) == [0.0]
+
+
+def test_an_invalid_action_is_a_term_of_the_reward_or_all_of_it():
+    trace = make_trace("searcher", [(3, 2, "invalid"), (2, 2, "search"), (2, 2, "report")])
+    searched = [episode(traces=[trace], correct=(1.0,))]
+    term = replace(ROW, behaviour="invalid_action", behaviour_weight=0.2)
+    assert rewards_of(searched, {"searcher": term}) == pytest.approx([0.8 - 0.2])
+    assert rewards_of(searched, {"searcher": replace(term, invalid="reward")}) == [-1.0]
+    # without a behaviour term an invalid action costs nothing, whatever the weight
+    assert rewards_of(searched, {"searcher": ROW}) == [1.0]
+
+
+def test_the_single_agent_is_a_searcher_with_one_prediction():
+    trace = make_trace("searcher", [(3, 2, "search"), (2, 2, "search"), (2, 2, "answer")])
+    alone = episode(team="single", traces=[replace(trace, path="single")], correct=(1.0,))
+    assert rewards_of([alone], PAPER) == pytest.approx([0.9 + 0.1])
+
+
+def test_traces_of_one_agent_share_what_the_whole_agent_earned():
+    # the template rewrote the past: one search in each of the first two sequences
+    strands = [make_trace("searcher", [step]) for step in TWO_SEARCHES]
+    plain = [make_trace("searcher", ONE_SEARCH)]
+    parted = [
+        episode(rollout=0, traces=strands, correct=(1.0,)),
+        episode(rollout=1, traces=plain, correct=(0.0,)),
+    ]
+    credited, metrics = credit(parted, PAPER)
+    assert [c.reward for c in credited] == pytest.approx([1.0, 1.0, 1.0, 0.05])
+    # two agents: mean 0.525, unbiased std of 0.475 each side is 0.475 * sqrt(2)
+    want = 1 / math.sqrt(2)
+    np.testing.assert_allclose([c.advantage for c in credited], [want] * 3 + [-want], rtol=1e-5)
+    assert metrics["credit/searcher/num_traces"] == 4
+    assert metrics["credit/searcher/num_agents"] == 2
+    assert metrics["credit/searcher/group_size"] == 2
+    assert metrics["credit/searcher/reward"] == pytest.approx(0.525)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def test_a_group_is_a_question_or_the_candidates_of_one_request():
+    episodes = [answers((1.0, 0.0), "a", 0), answers((1.0, 1.0), "a", 1)]
+    # question: mean 0.75, so 0.25 or -0.75 off it; context: mean 0.5, then nothing to compare
+    plain = replace(ROW, scale="none")
+    assert advantages_of(episodes, plain) == [0.25, -0.75, 0.25, 0.25]
+    assert advantages_of(episodes, replace(plain, group_by="context")) == [0.5, -0.5, 0.0, 0.0]
+
+
+def test_census_of_groups_over_mixed_datasets():
+    episodes = [
+        answers((1.0,), "nq/test/1", 0),
+        answers((0.0,), "nq/test/1", 1),
+        answers((0.0,), "hotpotqa/test/1", 0),
+        answers((0.0,), "hotpotqa/test/1", 1),
+        answers((0.0,), "hotpotqa/test/1", 2),
+        answers((1.0,), "popqa/test/1", 0),
+    ]
+    _, metrics = credit(episodes, {"answerer": ROW})
+    assert {name.removeprefix("credit/answerer/"): value for name, value in metrics.items()} == {
+        "credit/num_episodes": 6.0,
+        "credit/failed_episodes": 0.0,
+        "num_traces": 6.0,
+        "num_agents": 6.0,
+        "reward": pytest.approx(1 / 3),
+        "groups": 3.0,
+        "group_size": 2.0,
+        "singletons": 1.0,
+        "zero_variance_frac": pytest.approx(1 / 3),
+        "dropped_frac": 0.0,
+    }
+
+
+def test_advantages_are_those_of_each_role_and_question_alone():
+    episodes = [random_episode(f"q{i}", j, "hierarchy") for i in range(6) for j in range(5)]
+    programme = {"searcher": ROW, "answerer": ROW}
+    credited, _ = credit(episodes, programme)
+    groups = defaultdict(list)
+    for c in credited:
+        groups[c.trace.role, c.trace.question].append(c)
+    assert len(credited) > 50
+    for members in groups.values():
+        rewards = np.asarray([c.reward for c in members])
+        std = rewards.std(ddof=1) if len(members) > 1 else 0.0
+        want = (rewards - rewards.mean()) / (std + 1e-6) if std > 0 else 0 * rewards
+        np.testing.assert_allclose([c.advantage for c in members], want, atol=1e-9)
+
+
+def test_the_order_of_episodes_changes_nothing():
+    episodes = [random_episode(f"q{i}", j, "hierarchy") for i in range(4) for j in range(12)]
+    programme = {"searcher": ROW, "answerer": replace(ROW, group_by="context")}
+    want = credit(episodes, programme)
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(episodes, len(episodes))
+        assert credit(shuffled, programme) == want
+
+
+def test_a_role_without_a_group_has_no_advantage_and_no_census():
+    episodes = [answers((1.0, 0.0))]
+    distilled = replace(ROW, advantages=("distillation",))
+    assert advantages_of(episodes, distilled) == [0.0, 0.0]
+    assert "credit/answerer/groups" not in credit(episodes, {"answerer": distilled})[1]
+
+
+def test_the_zero_variance_filter_drops_constant_groups_and_never_distillation():
+    episodes = [answers((1.0, 0.0), "a"), answers((0.0, 0.0), "b"), answers((1.0,), "c")]
+
+    def dropped(**changes):
+        credited, _ = credit(episodes, {"answerer": replace(ROW, **changes)})
+        return [c.is_dropped for c in credited]
+
+    assert dropped() == [False] * 5
+    assert dropped(drop_zero_variance=True) == [False, False, True, True, True]
+    both = ("group", "distillation")
+    assert dropped(drop_zero_variance=True, advantages=both) == [False] * 5
+    assert dropped(drop_zero_variance=True, advantages=("distillation",)) == [False] * 5
+
+
+# --- what is not learned from ---------------------------------------------------------------------
+
+
+def test_a_reward_of_zero_counts_and_a_missing_one_does_not():
+    lost = Failure(FailureKind.RETRIEVER, "gone")
+    missing = [
+        answers((0.0,), rollout=2, failure=lost),
+        answers((math.nan,), rollout=3),
+        replace(answers((0.0,), rollout=4), reward=None),
+        episode(rollout=5, traces=[make_trace("answerer", [(2, 2, "answer")])], correct=(),
+                failure=lost),
+    ]  # fmt: skip
+    present = [answers((1.0,), rollout=0), answers((0.0,), rollout=1)]
+    credited, metrics = credit(present + missing, {"answerer": replace(ROW, scale="none")})
+    assert [(c.trace.rollout, c.reward, c.advantage) for c in credited] == [
+        (0, 1.0, 0.5),
+        (1, 0.0, -0.5),
+    ]
+    assert metrics["credit/failed_episodes"] == 4
+    assert metrics["credit/answerer/group_size"] == 2
+
+
+def test_nothing_but_failures_is_an_empty_batch():
+    credited, metrics = credit(
+        [answers((0.0,), failure=Failure(FailureKind.API, "down"))], {"answerer": ROW}
+    )
+    assert credited == []
+    assert metrics == {"credit/num_episodes": 1.0, "credit/failed_episodes": 1.0}
+
+
+def test_an_episode_that_comes_twice_is_named():
+    with pytest.raises(ValueError, match="2 episodes of question 'q', rollout 3"):
+        credit([answers((1.0,), "q", 3), answers((0.0,), "q", 3)], {"answerer": ROW})
+
+
+def test_a_role_without_a_row_is_named():
+    with pytest.raises(ValueError, match="has a answerer, for which the programme has no row"):
+        credit([answers((1.0,))], {"searcher": ROW})
