@@ -164,9 +164,8 @@ def _group_key(trace: Trace, row: Row) -> Hashable:
 
 def _is_scored(episode: Episode) -> bool:
     """Whether it may be learned from; a reward of 0.0 may, a missing one may not."""
-    numbers = (episode.reward, *episode.correct)
     is_failed = episode.failure is not None or episode.reward is None
-    return not is_failed and all(map(math.isfinite, numbers))
+    return not is_failed and all(map(math.isfinite, episode.correct))
 
 
 def _check(episodes: Sequence[Episode], programme: Programme) -> None:
