@@ -141,9 +141,10 @@ def cispo(
     raw_BT, log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, kept_BT)
     logprobs_BT, advantages_BT = masked(kept_BT, logprobs_BT, advantages_BT)
     ratio_BT = jnp.exp(log_ratio_BT)
-    bounded_BT = jax.lax.stop_gradient(_bound(ratio_BT, clip_low, clip_high))
+    bounded_BT = _bound(ratio_BT, clip_low, clip_high)
+    scale_BT = jax.lax.stop_gradient(bounded_BT * advantages_BT)
     metrics = _policy_metrics(raw_BT, ratio_BT, bounded_BT != ratio_BT, kept_BT)
-    return jnp.sum(-weights_BT * bounded_BT * advantages_BT * logprobs_BT), metrics
+    return jnp.sum(-weights_BT * scale_BT * logprobs_BT), metrics
 
 
 def sft(logprobs_BT: jax.Array, weights_BT: jax.Array) -> Loss:
