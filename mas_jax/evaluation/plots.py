@@ -198,7 +198,7 @@ def _label_points(axes: Axes, points: Sequence[Point], looks: _Looks) -> None:
         text.set_position(choices[best])
         text.set_in_layout(False)  # the axes stay where this was computed
         text.arrow_patch.set_visible(best >= 2 * _TURNS.size)  # where it is no neighbour
-        taken.append(boxes[best])
+        taken.append(boxes[best].padded(4))
 
 
 def _write(axes: Axes, label: str, spot: tuple[float, float], *, colour: str) -> Annotation:
