@@ -13,6 +13,7 @@ Must not know: which checkpoints there are, when one is saved, what the metadata
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -216,8 +217,10 @@ def _read_leaves(path: epath.Path, wanted: Mapping[str, Any]) -> dict[str, jax.A
     request = ocp.args.PyTreeRestore(dict(wanted), arguments, partial_restore=True)
     leaves, failure = {}, None
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            leaves = reader.restore(path / "state", args=request)
+        # the handler itself: Orbax's Checkpointer ends with a barrier, which a process that met
+        # damage would not reach
+        with closing(ocp.PyTreeCheckpointHandler()) as handler:
+            leaves = handler.restore(path / "state", args=request)
     # damage surfaces as errors of Orbax, tensorstore, json, zstd and the file system alike, and
     # all of them mean the same here: this checkpoint cannot be read
     except Exception as error:
