@@ -74,7 +74,7 @@ def group_relative(
     centred_X = np.where(present_X, rewards_X - means_P[group_X], 0.0)
     degrees_P = sizes_P if scale == "population_std" else sizes_P - 1
     std_P = np.sqrt(add_up(centred_X**2) / np.maximum(degrees_P, 1))
-    is_constant_P = (sizes_P < 2) | (std_P < eps)
+    is_constant_P = std_P < eps  # 0 with fewer than two rewards
     if scale == "none":
         divisor_P = np.ones_like(std_P)
     elif scale == "leave_one_out":  # r - (n mean - r) / (n - 1) = (r - mean) n / (n - 1)
