@@ -1,5 +1,6 @@
 """Checkpoints: exact, committed before the old one goes, and never silently wrong."""
 
+import gc
 import os
 import random
 import resource
@@ -29,6 +30,12 @@ from mas_jax.model.sharding import make_mesh
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, mask=None))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_no_such_coroutines():
+    yield
+    gc.collect()
 
 
 def training_state(seed: int) -> dict:
@@ -346,6 +353,17 @@ def test_swapped_array_files_and_a_renamed_checkpoint_are_noticed(tmp_path, capl
         assert checkpointer.restore(abstract(training_state(0))).step == 1
     assert "leaves do not match their digest" in caplog.text
     assert "it is the checkpoint of step 2" in caplog.text
+
+
+def test_a_leaf_lost_from_the_table_of_contents_is_noticed(saved, caplog):
+    # Orbax then gives back what was asked for, a ShapeDtypeStruct, in the place of the array
+    table = saved / "2" / "state" / "_METADATA"
+    whole = table.read_bytes()
+    table.write_bytes(whole.replace(b"params.scale", b"params.scalf"))
+    assert table.read_bytes() != whole
+    assert restore_or_fall_back(saved, caplog) == 1
+    assert "no contents for params.scale" in caplog.text
+    table.write_bytes(whole)
 
 
 def test_after_a_fall_back_the_damaged_step_is_saved_again(tmp_path):

@@ -12,7 +12,7 @@ Must not know: which checkpoints there are, when one is saved, what the metadata
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -69,7 +69,13 @@ def content_digest(x: jax.Array) -> jax.Array:
         position = position + counter * jnp.uint32(stride % 2**32)
         stride *= words.shape[axis]
     lanes = [_mix(words ^ _mix(position + jnp.uint32(seed))) for seed in DIGEST_SEEDS]
-    return jnp.stack([jnp.sum(lane, dtype=jnp.uint32) for lane in lanes])
+    # one reduction of both lanes fuses with all of the above: 2.7 GB/s and no temporary on two CPU
+    # cores, where two `jnp.sum`s write both lanes out first and reach 0.2 GB/s
+    return jnp.stack(jax.lax.reduce(lanes, [jnp.uint32(0)] * 2, _add_each, range(words.ndim)))
+
+
+def _add_each(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
+    return [x + y for x, y in zip(a, b, strict=True)]
 
 
 def _digests(leaves: Mapping[str, jax.Array]) -> dict[str, str]:
@@ -221,6 +227,9 @@ def _read_leaves(path: epath.Path, wanted: Mapping[str, Any]) -> dict[str, jax.A
         # damage would not reach
         with closing(ocp.PyTreeCheckpointHandler()) as handler:
             leaves = handler.restore(path / "state", args=request)
+        # a leaf that its damaged table of contents lacks comes back as it was asked for
+        if lost := [n for n in wanted if not isinstance(leaves[n], jax.Array)]:
+            raise DamagedCheckpoint(f"no contents for {', '.join(lost)}")
     # damage surfaces as errors of Orbax, tensorstore, json, zstd and the file system alike, and
     # all of them mean the same here: this checkpoint cannot be read
     except Exception as error:
