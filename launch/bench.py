@@ -4,12 +4,17 @@ from pathlib import Path
 
 from absl import app, flags
 
-from mas_jax.benchmarks import model, retrieval, rollout
+from mas_jax.benchmarks import model, retrieval, rollout, update
 
 OUT = flags.DEFINE_string("out", None, "JSON file to write; default runs/bench/NAME.json")
 SIZES = flags.DEFINE_list("sizes", None, "model sizes to measure; default all of the benchmark's")
 
-BENCHMARKS = {"model": model.main, "retrieval": retrieval.main, "rollout": rollout.main}
+BENCHMARKS = {
+    "model": model.main,
+    "retrieval": retrieval.main,
+    "rollout": rollout.main,
+    "update": update.main,
+}
 
 
 def main(argv: list[str]) -> None:

@@ -14,6 +14,44 @@ SPLITS = ("train", "validation", "test")
 TEMPLATES = ("toy", "qwen-instruct", "qwen3-thinking", "qwen3-not-thinking")
 
 
+def role(**changes) -> ConfigDict:
+    """A row of the role programme (learning/programme.py Row): outcome GRPO but for the changes.
+
+    Raises: KeyError for an unknown key, through the lock of the section.
+    """
+    row = ConfigDict(
+        dict(
+            trained=True, advantages=("group",), correct="mean", behaviour="none",
+            behaviour_weight=0.1, behaviour_cap=6, invalid="term", group_by="question",
+            scale="std", scale_eps=1e-6, drop_zero_variance=False, teacher="teacher", beta=0.01,
+            log_ratio_clip=0.0, future_discount=0.0, gae_discount=1.0, gae_decay=1.0,
+            policy_loss="ppo", clip_low=0.2, clip_high=0.2, dual_clip=0.0, divergence="none",
+            divergence_coef=1.0, jsd_beta=0.5, kl_coef=0.0, kl_reference="teacher",
+            kl_estimator="k3", entropy_coef=1e-3, value_coef=0.5, value_clip=0.0,
+            correction="none", correction_cap=2.0, aggregation="token", weight=1.0,
+        )
+    ).lock()  # fmt: skip
+    row.update(changes)
+    return row
+
+
+def cascade_programme() -> ConfigDict:
+    """Stage I, METHODS 1.1: every role on the outcome, the Searcher also on its searching."""
+    return ConfigDict(dict(searcher=role(behaviour="search_activity"), answerer=role()))
+
+
+def hierarchy_programme() -> ConfigDict:
+    """Stage II, METHODS 1.1: the Searcher distilled token by token, the others on the outcome and
+    held near the teacher."""
+    return ConfigDict(
+        dict(
+            leader=role(behaviour="assignment", kl_coef=1e-3),
+            searcher=role(advantages=("distillation",), entropy_coef=0.0),
+            answerer=role(kl_coef=1e-3),
+        )
+    )
+
+
 def default_config() -> ConfigDict:
     """A locked ConfigDict: unknown keys and other types are errors that name the key."""
     config = ConfigDict()
@@ -53,6 +91,40 @@ def default_config() -> ConfigDict:
     config.evaluation = ConfigDict(
         dict(teams=("cascade", "hierarchy"), split="test", num_questions=560, num_runs=4,
              log_interval_s=10.0)
+    )  # fmt: skip
+    # learning/pipeline.py: stages in the order of train.stages; a stage named "teacher" makes the
+    # teacher of those after it, unless teacher.checkpoint names one
+    config.stages = ConfigDict(
+        dict(
+            teacher=dict(team="cascade", sampler="policy", steps=40,
+                         programme=cascade_programme()),
+            student=dict(team="hierarchy", sampler="policy", steps=40,
+                         programme=hierarchy_programme()),
+        )
+    )  # fmt: skip
+    # checkpoint: a directory in the Hugging Face layout; ema_decay: of the teacher named "ema"
+    config.teacher = ConfigDict(dict(checkpoint="", ema_decay=0.99))
+    config.certify = ConfigDict(  # is the teacher better than the untrained cascade?
+        dict(num_questions=140, num_runs=4, ignore=False)
+    )
+    config.train = ConfigDict(
+        dict(
+            stages=("teacher", "student"), questions=16, group_size=8, candidates=5,
+            updates_per_batch=1, temperature=1.0,
+            micro_rows=8, row_length=384, chunk=1024, mesh=dict(data=1, fsdp=1, tensor=1),
+            dtype="float32", remat="none", backend="auto",
+            value_head=False, whiten=True,
+            checkpoint_interval=10, keep_checkpoints=2,
+            validation_interval=0, validation_questions=140, validation_runs=1,
+            role_gradient_interval=20, drift_frac=0.1, log_interval_s=10.0,
+            optimizer=dict(  # learning/update.py OptimizerSettings
+                learning_rate=2e-4, warmup_steps=5, schedule="constant", b1=0.9, b2=0.95, eps=1e-8,
+                weight_decay=0.0, max_grad_norm=1.0, moment_dtype="float32",
+            ),
+            alarms=dict(  # learning/alarms.py AlarmSettings
+                window=10, searches=0.5, valid_actions=0.8, entropy=0.2, failure_frac=0.05,
+            ),
+        )
     )  # fmt: skip
     config.pretrain = ConfigDict(  # learning/toy_policy.py: the starting policy and its traces
         dict(

@@ -7,19 +7,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 # glibc gives large arrays fresh pages on every allocation; huge pages make that cheap, for both
 ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "JAX_PLATFORMS": "cpu"}
 
 
-class Worker:
-    """One side's process while the `with` block lasts: `python -m module side arguments`."""
+def _search_path() -> str:
+    """PYTHONPATH of a worker: this checkout first."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-    def __init__(self, module: str, side: str, **arguments: object) -> None:
+
+class Worker:
+    """One side's process while the `with` block lasts: `python -m module side arguments`.
+
+    python: the interpreter; another one's environment need not have this package installed.
+    """
+
+    def __init__(
+        self, module: str, side: str, *, python: str = sys.executable, **arguments: object
+    ) -> None:
         self._side = side
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, side, json.dumps(arguments)],
+            [python, "-m", module, side, json.dumps(arguments)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": _search_path()},
         )  # fmt: skip
         self._read()  # until it is ready
 

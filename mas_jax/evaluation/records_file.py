@@ -23,12 +23,19 @@ class Plan:
 
     settings: JSON values; everything else that the results depend on (policy, sampling, seed,
     index, prompts). They are written into the records and must be equal on a resume.
+    name: what tables call this team with these weights; the team's own where empty.
     """
 
     team: str
     questions: tuple[Question, ...]
     num_runs: int
     settings: Mapping
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return self.name or self.team
 
 
 def check_plan(plan: Plan) -> None:

@@ -26,7 +26,7 @@ def summary(results: Sequence[tuple[Plan, Sequence[EpisodeScore]]], *, k: int) -
     if not results:
         raise ValueError("no team to summarise; pass at least one (plan, scores)")
     plans = [plan for plan, _ in results]
-    teams = [plan.team for plan in plans]
+    teams = [plan.label for plan in plans]
     if len(set(teams)) < len(teams):
         raise ValueError(f"teams {teams}: one is there twice")
     for plan in plans[1:]:
@@ -35,7 +35,7 @@ def summary(results: Sequence[tuple[Plan, Sequence[EpisodeScore]]], *, k: int) -
         "num_questions": len(plans[0].questions),
         "num_runs": plans[0].num_runs,
         "k": k,
-        "teams": {plan.team: _team_summary(plan, scores, k) for plan, scores in results},
+        "teams": {plan.label: _team_summary(plan, scores, k) for plan, scores in results},
     }
 
 
@@ -55,10 +55,10 @@ def markdown(value: Mapping) -> str:
 def _check_comparable(first: Plan, other: Plan) -> None:
     if first.num_runs != other.num_runs:
         raise ValueError(
-            f"{first.team} has {first.num_runs} runs a question, {other.team} {other.num_runs}"
+            f"{first.label} has {first.num_runs} runs a question, {other.label} {other.num_runs}"
         )
     if fingerprint(first.questions) != fingerprint(other.questions):
-        raise ValueError(f"{first.team} and {other.team} have different questions")
+        raise ValueError(f"{first.label} and {other.label} have different questions")
 
 
 def _team_summary(plan: Plan, scores: Sequence[EpisodeScore], k: int) -> dict:

@@ -45,7 +45,7 @@ async def evaluate(
     with (
         path.open("ab") as file,
         ProgressReport(
-            plan.team, total=total, done=len(played), console=console, interval_s=log_interval_s
+            plan.label, total=total, done=len(played), console=console, interval_s=log_interval_s
         ) as progress,
     ):
         async for episode in play(jobs):

@@ -90,10 +90,22 @@ def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     )
 
 
-def make_team(config: ConfigDict, name: str, scene: Scene) -> Team:
-    """A team with its budgets, all of whose roles are the configured policy."""
+def rechat(chat: Chat, config: ConfigDict) -> Chat:
+    """The configured template's pieces under the tokenizer of another chat."""
+    return make_chat(chat.tokenizer, TEMPLATES[config.model.template])
+
+
+def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = False) -> Team:
+    """A team with its budgets, all of whose roles are the configured policy.
+
+    training: draws as `config.train` says, from the whole distribution, so that log-probs are those
+    of what is trained.
+    """
     roles = ("leader", "searcher", "answerer")
     sampling = config.sampling.to_dict()
+    if training:
+        t = config.train
+        sampling |= dict(temperature=t.temperature, top_p=1.0, top_k=0, candidates=t.candidates)
     return Team(
         name=name,
         chat=scene.chat,
@@ -102,6 +114,13 @@ def make_team(config: ConfigDict, name: str, scene: Scene) -> Team:
         sampling=Sampling(**sampling),
         policies=dict.fromkeys(roles, config.model.policy),
     )
+
+
+def load_params(config: ConfigDict, directory: Path) -> qwen3.Params:
+    """A policy's weights in the sampler's dtype, on the first mesh of this host's engines."""
+    model, mesh = load_config(directory), sampling_meshes(config)[0]
+    shardings = qwen3.param_shardings(model, mesh)
+    return hf.load(directory, dtype=jnp.dtype(config.model.dtype), shardings=shardings)[1]
 
 
 def sampling_meshes(config: ConfigDict) -> list[jax.sharding.Mesh]:

@@ -1,6 +1,6 @@
-"""Evaluates the teams of a config with one policy: records, summary.json, a table.
+"""Evaluates systems, each a team with the weights of a directory: records, summary.json, a table.
 
-Must not know: how the policy was trained.
+Must not know: how the weights were trained.
 """
 
 import asyncio
@@ -21,51 +21,70 @@ from mas_jax.config import validate
 from mas_jax.evaluation import records_file, report
 from mas_jax.evaluation.records_file import Plan
 from mas_jax.evaluation.run import Job, Play, evaluate
-from mas_jax.evaluation.statistics import score_episode
+from mas_jax.evaluation.statistics import EpisodeScore, score_episode
 from mas_jax.learning import assembly
 from mas_jax.records import Episode
 from mas_jax.sampling.replicas import Replicas
 
 
 @dataclass(frozen=True)
+class System:
+    """A team with weights: what tables call it, and where its policy lies in the HF layout."""
+
+    name: str
+    team: str
+    directory: Path
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """An evaluation that is ready to play: plans and teams by name, and what they play with."""
+    """An evaluation that is ready to play: systems and their plans, and what they play with."""
 
     config: ConfigDict
     workdir: Path
     scene: assembly.Scene
     engines: Replicas
-    plans: Mapping[str, Plan]
+    plans: Mapping[System, Plan]
 
-    def path(self, name: str) -> Path:
-        """The records of a team."""
-        return self.workdir / f"{name}.jsonl"
+    def path(self, system: System) -> Path:
+        """The records of a system."""
+        return self.workdir / f"{system.name.replace(' ', '_')}.jsonl"
 
 
 # what of the engine's settings changes roundings, and so perhaps a token
 _ENGINE_KEYS = ("dtype", "calls", "buckets", "page_size", "prefill_blocks", "decode_rows")
 
 
-def _settings(config: ConfigDict, name: str, directory: Path, scene: assembly.Scene) -> dict:
-    """What a team's episodes depend on, as JSON values: a resume with other values is refused."""
+def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict:
+    """What a system's episodes depend on, as JSON values: a resume with other values is refused."""
     weights = hashlib.blake2b(digest_size=16)
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in sorted(system.directory.glob("*.safetensors")):
         weights.update(path.read_bytes())
+    model = {key: value for key, value in config.model.to_dict().items() if key != "checkpoint"}
     values = {
         "weights": weights.hexdigest(),
         "world": scene.world.fingerprint,
         "tokenizer": scene.tokenizer.fingerprint,
         "encoder": scene.encoder.fingerprint,
         "prompts": dataclasses.asdict(scene.prompts),
-        "model": config.model.to_dict(),
+        "model": model,
         "retriever": config.retriever.to_dict(),
         "engine": {key: config.engine[key] for key in _ENGINE_KEYS},
         "mesh": config.mesh.to_dict(),
-        "budgets": config.budgets[name].to_dict(),
+        "budgets": config.budgets[system.team].to_dict(),
         "sampling": config.sampling.to_dict(),
         "seed": config.seed,
     }
     return json.loads(json.dumps(values))  # tuples as the records will hold them
+
+
+def make_plan(
+    config: ConfigDict, system: System, scene: assembly.Scene, *, split: str, num_questions: int,
+    num_runs: int,
+) -> Plan:  # fmt: skip
+    """The questions of a split, the same number of each dataset, for a system."""
+    questions = assembly.spread(scene.world.questions[split], num_questions)
+    return Plan(system.team, questions, num_runs, _settings(config, system, scene), system.name)
 
 
 def prepare(config: ConfigDict, workdir: Path) -> Prepared:
@@ -80,51 +99,88 @@ def prepare(config: ConfigDict, workdir: Path) -> Prepared:
     scene = assembly.make_scene(config, tokenizer)
     assembly.check_chat(config, scene.chat, directory)
     engines = assembly.make_engines(config, directory, tokenizer)
+    systems = [System(name, name, directory) for name in config.evaluation.teams]
+    return prepare_systems(config, workdir, systems, scene, engines)
+
+
+def prepare_systems(
+    config: ConfigDict, workdir: Path, systems: Sequence[System], scene: assembly.Scene,
+    engines: Replicas,
+) -> Prepared:  # fmt: skip
+    """An evaluation of these systems on the config's split. Raises: as `prepare`."""
     e = config.evaluation
-    questions = assembly.spread(scene.world.questions[e.split], e.num_questions)
     plans = {
-        name: Plan(name, questions, e.num_runs, _settings(config, name, directory, scene))
-        for name in e.teams
-    }
+        system: make_plan(
+            config, system, scene,
+            split=e.split, num_questions=e.num_questions, num_runs=e.num_runs,
+        )
+        for system in systems
+    }  # fmt: skip
     prepared = Prepared(config, workdir, scene, engines, plans)
-    for name, plan in plans.items():
-        records_file.resume(prepared.path(name), plan)
+    for system, plan in plans.items():
+        records_file.resume(prepared.path(system), plan)
     return prepared
 
 
-def _player(prepared: Prepared, name: str) -> Play:
-    """The `play` function of `evaluation.run.evaluate` for a team."""
-    config, scene = prepared.config, prepared.scene
-    world = World(prepared.engines.sample, scene.retriever.search, assembly.exact_match_reward)
-    team = assembly.make_team(config, name, scene)
+def _player(prepared: Prepared, system: System) -> Play:
+    """The `play` function of `evaluation.run.evaluate` for a system, whose weights it loads."""
+    config, scene, engines = prepared.config, prepared.scene, prepared.engines
+    world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)
+    team = assembly.make_team(config, system.team, scene)
     run = Run(seed=config.seed, purpose="eval", step=0)
     limits = rollout.Limits(**config.rollout)
 
     def _play(jobs: Sequence[Job]) -> AsyncIterator[Episode]:
+        engines.set_params(assembly.load_params(config, system.directory))
         return rollout.play(jobs, team, world=world, run=run, limits=limits)
 
     return _play
 
 
-def run(prepared: Prepared, console: Console) -> dict:
-    """The summary of every team of the config, also in workdir/summary.json and on the console.
+def play_now(
+    config: ConfigDict, scene: assembly.Scene, engines: Replicas, team_name: str,
+    *, num_questions: int, num_runs: int, step: int,
+) -> tuple[Plan, list[EpisodeScore]]:  # fmt: skip
+    """Plays validation questions with the weights that the engines hold; nothing is recorded."""
+    questions = assembly.spread(scene.world.questions["validation"], num_questions)
+    plan = Plan(team_name, questions, num_runs, {})
+    jobs = [(question, index) for question in questions for index in range(num_runs)]
+    world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)
+    team = assembly.make_team(config, team_name, scene)
+    run = Run(seed=config.seed, purpose="eval", step=step)
+    limits = rollout.Limits(**config.rollout)
 
-    Records are workdir/TEAM.jsonl; what they hold already is not played again. `engine` and
+    async def _play() -> list[EpisodeScore]:
+        episodes = rollout.play(jobs, team, world=world, run=run, limits=limits)
+        return [score_episode(episode) async for episode in episodes]
+
+    return plan, asyncio.run(_play())
+
+
+def play(prepared: Prepared, console: Console) -> dict[str, tuple[Plan, list[EpisodeScore]]]:
+    """Plays what the records lack; every system's plan and scores by its name."""
+    results = {}
+    for system, plan in prepared.plans.items():
+        path = prepared.path(system)
+        asyncio.run(
+            evaluate(
+                plan, path, _player(prepared, system),
+                console=console, log_interval_s=prepared.config.evaluation.log_interval_s,
+            )
+        )  # fmt: skip
+        results[system.name] = plan, [score_episode(e) for e in records_file.read(path, plan)]
+    return results
+
+
+def run(prepared: Prepared, console: Console) -> dict:
+    """The summary of every system, also in workdir/summary.json and on the console.
+
+    Records are workdir/SYSTEM.jsonl; what they hold already is not played again. `engine` and
     `retriever` count what this call played.
     """
     start = time.perf_counter()
-    evaluation = prepared.config.evaluation
-    results = []
-    for name, plan in prepared.plans.items():
-        path = prepared.path(name)
-        asyncio.run(
-            evaluate(
-                plan, path, _player(prepared, name),
-                console=console, log_interval_s=evaluation.log_interval_s,
-            )
-        )  # fmt: skip
-        results.append((plan, [score_episode(e) for e in records_file.read(path, plan)]))
-    summary = report.summary(results, k=evaluation.num_runs)
+    results = play(prepared, console)
+    summary = report.summary(list(results.values()), k=prepared.config.evaluation.num_runs)
     summary["engine"] = prepared.engines.metrics
     summary["retriever"] = dict(prepared.scene.retriever.counts)
     summary["play_s"] = time.perf_counter() - start

@@ -135,7 +135,10 @@ class Device:
         return jnp.zeros(shape, self.settings.dtype, device=place)
 
     def set_params(self, params: qwen3.Params) -> None:
-        """Takes new weights, split by layer."""
+        """Takes new weights from wherever they lie, split by layer; a value head stays behind."""
+        params = {name: value for name, value in params.items() if name != "value_head"}
+        if self._mesh is not None:
+            params = jax.device_put(params, qwen3.param_shardings(self.config, self._mesh))
         with self._in_mesh():
             self._params = self._split(params)
 

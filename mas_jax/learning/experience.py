@@ -1,0 +1,91 @@
+"""One step's experience: questions by position, episodes by a team, and what they were like.
+
+Must not know: programmes, arrays, updates.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from mas_jax.agents import rollout
+from mas_jax.agents.setting import Run, Team, World
+from mas_jax.evaluation.statistics import (
+    cost_per_workflow,
+    invalid_action_frac,
+    score_episode,
+)
+from mas_jax.records import Episode, Question, StopReason
+
+
+def questions_of(
+    questions: Sequence[Question], *, seed: int, step: int, count: int, host: int, num_hosts: int
+) -> list[Question]:
+    """This host's questions of a step: `count` over all hosts, of which it has every num_hosts-th.
+
+    Position step * count + j of an endless sequence in which each epoch is a permutation that
+    depends on (seed, epoch) alone, so a run goes on from its step without other state.
+    Raises: ValueError if the hosts cannot share `count`.
+    """
+    if count % num_hosts:
+        raise ValueError(
+            f"train.questions={count} cannot be shared by {num_hosts} hosts; set a multiple"
+        )
+    found, orders = [], {}
+    for position in range(step * count + host, (step + 1) * count, num_hosts):
+        epoch, index = divmod(position, len(questions))
+        if epoch not in orders:
+            orders[epoch] = np.random.default_rng((seed, epoch)).permutation(len(questions))
+        found.append(questions[orders[epoch][index]])
+    return found
+
+
+def collect(
+    questions: Sequence[Question], group_size: int, team: Team, *, world: World, run: Run,
+    limits: rollout.Limits,
+) -> list[Episode]:  # fmt: skip
+    """`group_size` episodes of each question, in order of question and rollout."""
+    jobs = [(question, index) for question in questions for index in range(group_size)]
+
+    async def _play() -> list[Episode]:
+        return [e async for e in rollout.play(jobs, team, world=world, run=run, limits=limits)]
+
+    place = {(question.uid, index): number for number, (question, index) in enumerate(jobs)}
+    return sorted(asyncio.run(_play()), key=lambda e: place[e.question, e.rollout])
+
+
+def describe(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Metrics `rollout/...` of episodes; per role where a role has it.
+
+    reward: mean over those the world did not fail; em: of first candidates, failures are wrong.
+    length: tokens that one agent sampled. Shares are of generations.
+    """
+    scores = [score_episode(episode) for episode in episodes]
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    count = max(len(episodes), 1)
+    values = {
+        "rollout/episodes": float(len(episodes)),
+        "rollout/reward": sum(rewards) / max(len(rewards), 1),
+        "rollout/em": sum(score.correct for score in scores) / count,
+        "rollout/valid_action_frac": 1.0 - invalid_action_frac(scores),
+        "rollout/failure_frac": sum(score.failure != "" for score in scores) / count,
+        "rollout/answered_frac": sum(score.outcome == "answered" for score in scores) / count,
+    }
+    values |= {f"rollout/{name}": value for name, value in cost_per_workflow(scores).items()}
+    kinds = Counter(score.failure for score in scores if score.failure)
+    values |= {f"rollout/errors/{kind}": float(number) for kind, number in kinds.items()}
+    traces = [trace for episode in episodes for trace in episode.traces]
+    for role in sorted({trace.role for trace in traces}):
+        own = [trace for trace in traces if trace.role == role]
+        turns = [turn for trace in own for turn in trace.turns]
+        stops = Counter(turn.stop_reason for turn in turns)
+        cut = stops[StopReason.LENGTH] + stops[StopReason.CONTEXT]
+        values |= {
+            f"rollout/{role}/agents": len(own) / count,
+            f"rollout/{role}/length": sum(t.end - t.start for t in turns) / max(len(own), 1),
+            f"rollout/{role}/valid_action_frac": sum(t.action != "invalid" for t in turns)
+            / max(len(turns), 1),
+            f"rollout/{role}/cut_off_frac": cut / max(len(turns), 1),
+        }
+    return values

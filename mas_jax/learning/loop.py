@@ -1,0 +1,260 @@
+"""The training loop of one stage, straight down: play, credit, pack, score, update, write, save.
+
+A stage is everything that a step depends on. The step is the only counter: questions, sampling
+keys, schedules and saved state follow from it, so a run that was killed goes on to the same bits.
+Must not know: config files, other stages.
+"""
+
+import dataclasses
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+
+from mas_jax import metrics
+from mas_jax.agents.rollout import Limits
+from mas_jax.agents.setting import Run, Team, World
+from mas_jax.learning import batch as packing
+from mas_jax.learning import experience, update
+from mas_jax.learning.alarms import Alarms, AlarmSettings
+from mas_jax.learning.checkpoint import Checkpointer, check_config
+from mas_jax.learning.credit import credit
+from mas_jax.learning.objective import Forward
+from mas_jax.learning.programme import Programme
+from mas_jax.learning.teachers import Teacher
+from mas_jax.learning.trainer import Trainer
+from mas_jax.learning.update import TrainState
+from mas_jax.model import qwen3
+from mas_jax.records import Question
+
+logger = logging.getLogger(__name__)
+
+SHOWN = {  # on the console
+    "rollout/reward": "reward",
+    "rollout/em": "EM",
+    "rollout/searches": "searches",
+    "rollout/valid_action_frac": "valid",
+    "rollout/output_tokens": "length",
+    "update/loss": "loss",
+    "time/step_s": "s a step",
+}
+# what may differ between a checkpoint and the run that continues it
+FREE = ("train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Sizes and intervals of a stage; see `config.train`.
+
+    questions: of a step over all hosts, with group_size episodes each. micro_rows: rows of a
+    micro-batch over all hosts, of row_length tokens. chunk: of `logprobs.py`. Intervals are in
+    steps, 0 for never: of checkpoints, of validation, of gradient norms by role (a pass for each).
+    drift_frac: share of the micro-batches on which KL to the start is measured.
+    """
+
+    questions: int
+    group_size: int
+    updates_per_batch: int
+    micro_rows: int
+    row_length: int
+    whiten: bool
+    checkpoint_interval: int
+    keep_checkpoints: int
+    validation_interval: int
+    role_gradient_interval: int
+    drift_frac: float
+    log_interval_s: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of training. `sample` draws from what `publish` was last given.
+
+    config: as JSON, for the checkpoint. start: parameters on the training mesh, from which the
+    policy departs. validate: measure of the published policy, larger is better.
+    """
+
+    name: str
+    team: Team
+    programme: Programme
+    steps: int
+    seed: int
+    questions: tuple[Question, ...]
+    world: World
+    publish: Callable[[qwen3.Params], None]
+    sampler_counts: Callable[[], Mapping[str, float]]
+    validate: Callable[[int], float]
+    start: qwen3.Params
+    forward: Forward
+    mesh: Mesh
+    teachers: Mapping[str, Teacher]
+    optimizer: update.OptimizerSettings
+    ema_decay: float
+    limits: Limits
+    alarms: AlarmSettings
+    settings: TrainSettings
+    config: Mapping[str, Any]
+
+
+class Phases:
+    """Seconds that the phases of one step take."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str):
+        """Adds the time inside to a phase."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def metrics(self, step_s: float, num_tokens: int) -> dict[str, float]:
+        """Shares of the step, and tokens trained on a second."""
+        shares = {f"time/{name}_frac": s / step_s for name, s in self.seconds.items()}
+        return shares | {"time/step_s": step_s, "time/tokens_per_s": num_tokens / step_s}
+
+
+@contextmanager
+def _stop_on_sigterm():
+    """A list that is no longer empty once SIGTERM came; the old handler comes back after."""
+    asked: list[int] = []
+    old = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+class Interrupted(Exception):
+    """SIGTERM came; the state is saved and the same command goes on."""
+
+
+def distilled(programme: Programme) -> tuple[str, ...]:
+    """Roles with a distillation stream."""
+    return tuple(
+        role
+        for role, row in programme.items()
+        if row.learns and ("distillation" in row.advantages or row.divergence != "none")
+    )
+
+
+def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
+    """Parameters after the stage's steps; goes on from the newest whole checkpoint in workdir.
+
+    Raises: Interrupted after SIGTERM, with everything saved; ValueError if the workdir's checkpoint
+    is of another config or a teacher is missing; FloatingPointError if a loss is not finite.
+    """
+    s, host = stage.settings, jax.process_index()
+    optimizer = update.make_optimizer(
+        stage.optimizer, stage.forward.config, stage.steps * s.updates_per_batch
+    )
+    trainer = Trainer(
+        stage.programme, stage.forward, stage.mesh, optimizer, stage.teachers,
+        updates_per_batch=s.updates_per_batch, whiten=s.whiten, ema_decay=stage.ema_decay,
+    )  # fmt: skip
+    with Checkpointer(workdir / "checkpoints", keep=s.keep_checkpoints) as checkpoints:
+        restored = checkpoints.restore(trainer.abstract_state)
+        if restored is None:
+            state, best = trainer.init(stage.start), None
+        else:
+            check_config(restored.meta["config"], stage.config, free=FREE)
+            state, best = restored.state, restored.meta["best"]
+            logger.info("%s: going on from step %d", stage.name, restored.step)
+        start_step = 0 if restored is None else restored.step
+        with (
+            _stop_on_sigterm() as asked,
+            metrics.Writer(
+                workdir, active=host == 0, console=console, total_steps=stage.steps,
+                start_step=start_step, log_interval_s=s.log_interval_s,
+            ) as writer,
+        ):  # fmt: skip
+            alarms = Alarms.from_history(stage.alarms, _history(workdir))
+            for step in range(start_step, stage.steps):
+                state, values = _step(stage, trainer, state, step)
+                is_last = step + 1 == stage.steps
+                value = None
+                if _due(s.validation_interval, step) or (s.validation_interval and is_last):
+                    stage.publish(state.params)
+                    value = stage.validate(step + 1)
+                    values["validation/avg"] = value
+                    best = value if best is None else max(best, value)
+                for alarm in alarms.check(step, values):
+                    logger.warning("ALARM %s at step %d: %s", alarm.name, step, alarm.message)
+                    values[f"alarm/{alarm.name}"] = 1.0
+                writer.write(step, values, metrics.short_note(values, SHOWN))
+                stop = packing.agree_max(len(asked)) > 0
+                if stop or is_last or _due(s.checkpoint_interval, step):
+                    meta = {
+                        "config": stage.config, "best": best, "seed": stage.seed,
+                        "questions_seen": (step + 1) * s.questions,
+                    }  # fmt: skip
+                    checkpoints.save(step + 1, state, meta, value=value)
+                if stop and not is_last:
+                    checkpoints.wait()
+                    raise Interrupted(f"{stage.name}: saved at step {step + 1} of {stage.steps}")
+    return state.params
+
+
+def _due(interval: int, step: int) -> bool:
+    """Whether something that happens every `interval` steps happens after this one; 0: never."""
+    return interval > 0 and (step + 1) % interval == 0
+
+
+def _history(workdir: Path) -> list[dict]:
+    path = workdir / metrics.FILE
+    return metrics.read(path) if path.exists() else []
+
+
+def _step(
+    stage: Stage, trainer: Trainer, state: TrainState, step: int
+) -> tuple[TrainState, dict[str, float]]:
+    """The state after one step, and its metrics."""
+    s, programme = stage.settings, stage.programme
+    start_s, phases = time.perf_counter(), Phases()
+    with phases("publish"):
+        stage.publish(state.params)
+    with phases("rollout"):
+        asked = experience.questions_of(
+            stage.questions, seed=stage.seed, step=step, count=s.questions,
+            host=jax.process_index(), num_hosts=jax.process_count(),
+        )  # fmt: skip
+        run = Run(seed=stage.seed, purpose="train", step=step)
+        episodes = experience.collect(
+            asked, s.group_size, stage.team, world=stage.world, run=run, limits=stage.limits
+        )
+        values = experience.describe(episodes)
+    with phases("pack"):
+        credited, found = credit(episodes, programme)
+        batch, num_micro, stats = packing.pack(
+            credited, programme, micro_rows=s.micro_rows // jax.process_count(),
+            length=s.row_length, agree=packing.agree_max,
+        )  # fmt: skip
+        values |= found | {f"batch/{k}": float(v) for k, v in dataclasses.asdict(stats).items()}
+        batch = packing.globalise(batch, stage.mesh)
+    with phases("score"):
+        scores = trainer.scores(state, batch, num_micro)
+        values |= trainer.drift(stage.start, batch, num_micro, frac=s.drift_frac)
+    if s.role_gradient_interval and step % s.role_gradient_interval == 0:
+        with phases("role_gradients"):
+            values |= trainer.role_norms(state, batch, scores, num_micro)
+    with phases("update"):
+        state, found = trainer.update(state, batch, scores, num_micro)
+        values |= found
+    if not np.isfinite(values["update/loss"]):
+        logger.warning("step %d: update/loss is %g", step, values["update/loss"])
+    if values["update/skipped"]:
+        logger.warning(
+            "step %d: no update, the gradient's norm is %g", step, values["update/gradient_norm"]
+        )
+    values |= {f"engine/{name}": float(x) for name, x in stage.sampler_counts().items()}
+    return state, values | phases.metrics(time.perf_counter() - start_s, stats.num_tokens)

@@ -1,0 +1,289 @@
+"""The stages of a config, one after another: each trains from the start, and is exported whole.
+
+Workdir: config.json, revision.json, and a directory for each stage with its metrics, checkpoints
+and, once it is done, `policy` in the Hugging Face layout. The stage named "teacher" is certified
+on validation questions and then teaches those after it.
+Must not know: how a stage trains.
+"""
+
+import dataclasses
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from mas_jax.agents.oracle import Flaws
+from mas_jax.agents.rollout import Limits
+from mas_jax.agents.scripted import ScriptedSampler
+from mas_jax.agents.setting import World
+from mas_jax.config import validate
+from mas_jax.evaluation import bootstrap
+from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
+from mas_jax.learning import assembly, evaluate, loop, revision
+from mas_jax.learning.alarms import AlarmSettings
+from mas_jax.learning.checkpoint import check_config
+from mas_jax.learning.objective import Forward
+from mas_jax.learning.programme import Programme, make_programme
+from mas_jax.learning.teachers import Teacher, check_voices, voice
+from mas_jax.learning.update import OptimizerSettings
+from mas_jax.model import hf, qwen3, sharding
+from mas_jax.model.hf_config import load_config
+from mas_jax.sampling.replicas import Replicas
+
+logger = logging.getLogger(__name__)
+
+TEACHER = "teacher"  # the stage, and the name that rows give its weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """What all stages share: the config, what they play in, and where they start."""
+
+    config: ConfigDict
+    workdir: Path
+    start_directory: Path
+    scene: assembly.Scene
+    engines: Replicas
+    mesh: jax.sharding.Mesh
+    model: qwen3.ModelConfig
+    start: qwen3.Params
+
+
+def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
+    """Builds and checks everything that can fail before the first step.
+
+    Raises: ValueError for a bad config, a workdir of another config, or a teacher that speaks
+    otherwise than the student; FileNotFoundError for a missing checkpoint.
+    """
+    validate(config)
+    for name in config.train.stages:
+        make_programme(config.stages[name].programme.to_dict())
+    directory = assembly.checkpoint_directory(config)
+    tokenizer = assembly.load_tokenizer(directory)
+    scene = assembly.make_scene(config, tokenizer)
+    assembly.check_chat(config, scene.chat, directory)
+    _check_teacher(config, scene)
+    _remember(config, workdir)
+    mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
+    model = dataclasses.replace(load_config(directory), value_head=config.train.value_head)
+    return Pipeline(
+        config=config,
+        workdir=workdir,
+        start_directory=directory,
+        scene=scene,
+        engines=assembly.make_engines(config, directory, tokenizer),
+        mesh=mesh,
+        model=model,
+        start=_load(directory, mesh, value_head=config.train.value_head),
+    )
+
+
+def _training_devices(config: ConfigDict) -> list[jax.Device]:
+    """The first devices of all that make the training mesh. Raises: ValueError for too few."""
+    size, devices = 1, jax.devices()
+    for parts in config.train.mesh.values():
+        size *= parts
+    if len(devices) < size:
+        raise ValueError(
+            f"train.mesh={dict(config.train.mesh)} needs {size} devices, there are {len(devices)}"
+        )
+    return devices[:size]
+
+
+def _load(directory: Path, mesh: jax.sharding.Mesh, *, value_head: bool) -> qwen3.Params:
+    """Float32 parameters on the training mesh; a value head starts at 0."""
+    model = load_config(directory)
+    _, params = hf.load(directory, dtype=jnp.float32, shardings=qwen3.param_shardings(model, mesh))
+    if value_head:
+        with_head = dataclasses.replace(model, value_head=True)
+        at = qwen3.param_shardings(with_head, mesh)["value_head"]
+        params = params | {"value_head": jnp.zeros(model.model_dim, jnp.float32, device=at)}
+    return params
+
+
+def _check_teacher(config: ConfigDict, scene: assembly.Scene) -> None:
+    """Raises: ValueError if teacher.checkpoint cannot score what the student says."""
+    if not config.teacher.checkpoint:
+        return
+    directory = Path(config.teacher.checkpoint)
+    tokenizer = assembly.load_tokenizer(directory)
+    theirs = dataclasses.replace(scene.chat, tokenizer=tokenizer)
+    knobs = dict(temperature=config.train.temperature)
+    check_voices(
+        voice(scene.chat, vocab_size=scene.tokenizer.vocab_size, **knobs),
+        voice(assembly.rechat(theirs, config), vocab_size=tokenizer.vocab_size, **knobs),
+        where=directory,
+    )
+
+
+def as_json(config: ConfigDict) -> dict:
+    """The resolved config as the JSON that checkpoints and workdirs hold."""
+    return json.loads(config.to_json_best_effort())
+
+
+def _remember(config: ConfigDict, workdir: Path) -> None:
+    """Writes the resolved config and what it runs with; a workdir is of one config only.
+
+    Raises: ValueError that lists the keys in which the workdir's config differs.
+    """
+    path = workdir / "config.json"
+    if path.exists():
+        check_config(json.loads(path.read_text()), as_json(config), free=loop.FREE)
+    if jax.process_index() == 0:
+        workdir.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(as_json(config), indent=1) + "\n")
+        (workdir / "revision.json").write_text(json.dumps(revision.describe(), indent=1) + "\n")
+
+
+def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
+    """The frozen teachers that there are by now: the start, and the trained one if any."""
+    found = {"initial": Teacher("initial", pipeline.start, pipeline.model)}
+    given = pipeline.config.teacher.checkpoint
+    directory = Path(given) if given else pipeline.workdir / TEACHER / "policy"
+    if (directory / "config.json").exists():
+        params = _load(directory, pipeline.mesh, value_head=False)
+        found[TEACHER] = Teacher(TEACHER, params, load_config(directory))
+    return found
+
+
+def _sampler(pipeline: Pipeline, kind: str):
+    """The `sample` function of a stage: the policy's engines, or the toy world's script."""
+    if kind == "policy":
+        return pipeline.engines.sample
+    scene = pipeline.scene
+    none = Flaws(**dict.fromkeys((f.name for f in dataclasses.fields(Flaws)), 0.0))
+    return ScriptedSampler(scene.world, scene.chat, scene.prompts, none).sample
+
+
+def _validate(pipeline: Pipeline, name: str, team: str, step: int) -> float:
+    """Macro average accuracy on validation questions of what the engines hold."""
+    t = pipeline.config.train
+    results = evaluate.play_now(
+        pipeline.config, pipeline.scene, pipeline.engines, team,
+        num_questions=t.validation_questions, num_runs=t.validation_runs, step=step,
+    )  # fmt: skip
+    plan, scores = results
+    return macro_average(accuracy_by_dataset(plan, scores, k=t.validation_runs), "avg")
+
+
+def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
+    """A stage of the config with everything that its steps read."""
+    config, scene = pipeline.config, pipeline.scene
+    section, t = config.stages[name], config.train
+    programme: Programme = make_programme(section.programme.to_dict())
+    team = assembly.make_team(config, section.team, scene, training=True)
+    fields = {field.name for field in dataclasses.fields(loop.TrainSettings)}
+    alarms = t.alarms.to_dict() | {"distilled": loop.distilled(programme)}
+    return loop.Stage(
+        name=name,
+        team=team,
+        programme=programme,
+        steps=section.steps,
+        seed=config.seed,
+        questions=scene.world.questions["train"],
+        world=World(
+            _sampler(pipeline, section.sampler), scene.retriever.search,
+            assembly.exact_match_reward,
+        ),
+        publish=pipeline.engines.set_params,
+        sampler_counts=lambda: pipeline.engines.metrics,
+        validate=lambda step: _validate(pipeline, name, section.team, step),
+        start=pipeline.start,
+        forward=Forward(
+            config=pipeline.model, temperature=t.temperature, chunk=t.chunk, dtype=t.dtype,
+            remat=t.remat, backend=t.backend,
+        ),
+        mesh=pipeline.mesh,
+        teachers=_teachers(pipeline),
+        optimizer=OptimizerSettings(**t.optimizer),
+        ema_decay=config.teacher.ema_decay,
+        limits=Limits(**config.rollout),
+        alarms=AlarmSettings(**alarms),
+        settings=loop.TrainSettings(**{k: v for k, v in t.to_dict().items() if k in fields}),
+        config=as_json(config),
+    )  # fmt: skip
+
+
+def run(pipeline: Pipeline, console: Console) -> dict[str, Path]:
+    """Trains every stage that is not done yet; the policy directories by stage name.
+
+    Raises: as `loop.train`; `NotCertified` for a teacher that is not better than the start.
+    """
+    config, done = pipeline.config, {}
+    for name in config.train.stages:
+        if name == TEACHER and config.teacher.checkpoint:
+            logger.info("stage teacher: not trained, teacher.checkpoint is given")
+            continue
+        directory = pipeline.workdir / name / "policy"
+        if not (directory / "config.json").exists():
+            params = loop.train(make_stage(pipeline, name), pipeline.workdir / name, console)
+            export(pipeline, params, directory)
+        done[name] = directory
+        if name == TEACHER:
+            certify(pipeline, directory, console)
+    return done
+
+
+def export(pipeline: Pipeline, params: qwen3.Params, directory: Path) -> None:
+    """Writes a policy in the Hugging Face layout, whole or not at all; a value head stays behind."""
+    partial = directory.with_name(directory.name + ".partial")
+    if jax.process_index() == 0 and partial.exists():
+        shutil.rmtree(partial)
+    model = load_config(pipeline.start_directory)
+    policy = {name: value for name, value in params.items() if name != "value_head"}
+    hf.save(partial, model, policy, tokenizer_dir=pipeline.start_directory)
+    if jax.process_index() == 0:
+        partial.rename(directory)
+
+
+class NotCertified(Exception):
+    """The trained teacher is not better than the untrained team."""
+
+
+def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
+    """Compares the teacher with the start in its own team on validation questions; writes
+    teacher/certificate.json.
+
+    Raises: NotCertified unless the whole 95% interval of the difference is above 0, or
+    certify.ignore is set, which only warns.
+    """
+    config, name = pipeline.config, TEACHER
+    path = pipeline.workdir / name / "certificate.json"
+    if path.exists():
+        found = json.loads(path.read_text())
+    else:
+        team = config.stages[name].team
+        means, accuracy = {}, {}
+        for label, place in (("start", pipeline.start_directory), (name, directory)):
+            pipeline.engines.set_params(assembly.load_params(config, place))
+            plan, scores = evaluate.play_now(
+                config, pipeline.scene, pipeline.engines, team,
+                num_questions=config.certify.num_questions, num_runs=config.certify.num_runs,
+                step=0,
+            )  # fmt: skip
+            means[label] = bootstrap.question_means(plan, scores)
+            by_dataset = accuracy_by_dataset(plan, scores, k=config.certify.num_runs)
+            accuracy[label] = macro_average(by_dataset, "avg")
+        interval = bootstrap.paired(means[name], means["start"])
+        found = {"accuracy": accuracy, **dataclasses.asdict(interval)}
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    text = (
+        f"teacher {100 * found['accuracy'][name]:.1f} against {100 * found['accuracy']['start']:.1f}"
+        f" untrained on validation questions: {100 * found['difference']:+.1f} "
+        f"[{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+    )
+    if found["low"] > 0:
+        console.print(f"certified: {text}")
+    elif config.certify.ignore:
+        logger.warning("NOT CERTIFIED, and certify.ignore is set: %s", text)
+    else:
+        raise NotCertified(
+            f"{text}; a student would learn from a teacher that is not better than it: train "
+            "longer, look at the teacher's metrics, or set certify.ignore=True"
+        )
