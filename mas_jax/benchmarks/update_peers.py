@@ -7,7 +7,7 @@ from pathlib import Path
 
 ENVIRONMENTS = Path(__file__).parents[2] / ".cache" / "peers"
 PACKAGES = {
-    "trl": ("trl==1.16.0", "transformers==5.24.0", "torch==2.13.0"),
+    "trl": ("trl==0.29.1", "transformers==5.24.0", "torch==2.13.0"),
     "tunix": ("google-tunix==0.1.7", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8"),
 }
 

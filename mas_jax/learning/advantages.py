@@ -103,7 +103,7 @@ def _census(sizes_P: np.ndarray, is_constant_P: np.ndarray, present_X: np.ndarra
 def distillation(
     teacher_logprobs_BT: jax.Array,
     old_logprobs_BT: jax.Array,
-    mask_BT: jax.Array,
+    weights_BT: jax.Array,
     segment_ids_BT: jax.Array,
     *,
     beta: float,
@@ -117,18 +117,19 @@ def distillation(
     later tokens' clipped log-ratios, g^k for the k-th later owned token of the trace; 0 for none.
     At ratio 1 a policy-gradient loss with it has beta times the gradient of KL(policy || teacher)
     in expectation, for g = 0 token by token at the contexts seen, for g = 1 of whole traces.
-    Shapes: log-probs [B, T] f32, nats, at one temperature; mask_BT bool. NaN on a masked-in token
-    is someone's error and stays NaN; outside the mask it is not read. Metrics: see `losses.py`;
-    teacher_kl is k1 of KL(old || teacher), unclipped.
+    Shapes: log-probs [B, T] f32, nats, at one temperature; a weight of 0 masks
+    out. NaN on a masked-in token is someone's error and stays NaN; elsewhere it is not read.
+    Metrics: see `losses.py`; teacher_kl is k1 of KL(old || teacher), unclipped.
     Source: MultiAgent-OPD, the Searcher's advantage; future sum: MiniLLM (arXiv 2306.08543).
     """
+    mask_BT = weights_BT != 0
     teacher_BT, old_BT = masked(mask_BT, teacher_logprobs_BT, old_logprobs_BT)
     raw_BT = jax.lax.stop_gradient(teacher_BT - old_BT)
     is_clipped_BT = (jnp.abs(raw_BT) > log_ratio_clip) & (log_ratio_clip > 0)
     log_ratio_BT = jnp.clip(raw_BT, -log_ratio_clip, log_ratio_clip) if log_ratio_clip else raw_BT
     metrics = {
-        "teacher_kl": token_mean(-raw_BT, mask_BT),
-        "teacher_clip_frac": token_mean(is_clipped_BT, mask_BT),
+        "teacher_kl": token_mean(-raw_BT, weights_BT),
+        "teacher_clip_frac": token_mean(is_clipped_BT, weights_BT),
         "teacher_log_ratio_abs_max": token_max(jnp.abs(raw_BT), mask_BT),
     }
     if future_discount:  # a critic that expects nothing

@@ -40,11 +40,11 @@ class TokenBatch:
     """Packed traces, [M, B, T]; i32 the first three, f32 the others, 0 wherever nothing is said.
 
     segment_ids: 1.. within a row, 0 for padding. owner: id in `records.ROLES` of who sampled the
-    token, 0 for nobody. weights: of the token in its role's streams, 1, or 1/|y| where the role
-    aggregates by sequence; 0 where nothing is learned. policy_weights: the same, but 0 for what
-    drop_zero_variance leaves out of the policy loss. advantages: group-relative, on every token of
-    the trace that its role sampled. rewards: the trace's, on the last of them. sampler_logprobs:
-    nats.
+    token, 0 for nobody. weights: of the token in its role's streams, the number of equal traces, or
+    that over |y| where the role aggregates by sequence; 0 where nothing is learned. policy_weights:
+    the same, but 0 for what drop_zero_variance leaves out of the policy loss. advantages:
+    group-relative, on every token of the trace that its role sampled. rewards: the trace's, on the
+    last of them. sampler_logprobs: nats.
     """
 
     tokens_MBT: np.ndarray | jax.Array
@@ -62,12 +62,14 @@ class PackStats:
     """What became of one host's traces.
 
     padding_frac: of the positions of the micro-batches that hold rows. num_tokens, num_traces: as
-    packed. too_long: traces that no row holds. skipped_traces: of roles that learn nothing.
+    packed. merged_traces: that are in the batch as the weight of an equal one. too_long: traces
+    that no row holds. skipped_traces: of roles that learn nothing.
     """
 
     padding_frac: float
     num_tokens: int
     num_traces: int
+    merged_traces: int
     too_long: int
     skipped_traces: int
 
@@ -82,20 +84,23 @@ def pack(
 ) -> tuple[TokenBatch, int, PackStats]:
     """This host's batch as numpy arrays, how many micro-batches hold rows, and the statistics.
 
-    Rows are filled first-fit, longest trace first. micro_rows: this host's rows of a micro-batch.
+    Rows are filled first-fit, longest trace first, and stand in no order, so that any micro-batch
+    is a fair sample. micro_rows: this host's rows of a micro-batch.
     agree: this host's number of rows -> the largest of any host's, which all then have, filled up
     with rows of padding; M is the next power of two of the micro-batches in use, at least 1.
     A trace longer than `length` is left out, counted and logged, never cut.
     """
     learning = [c for c in credited if programme[c.trace.role].learns]
-    packed = [c for c in learning if len(c.trace.tokens) <= length]
+    fitting = [c for c in learning if len(c.trace.tokens) <= length]
     too_long = [c.trace for c in learning if len(c.trace.tokens) > length]
     _log_too_long(too_long, length)
+    packed, times_X = merged(fitting, programme)
     sizes_X = np.asarray([len(c.trace.tokens) for c in packed], np.int64)
     row_X, start_X, segment_X, num_rows = first_fit(sizes_X, length)
+    row_X = np.random.default_rng(0).permutation(num_rows)[row_X]
     num_micro = -(-agree(num_rows) // micro_rows)
     shape = (1 << max(num_micro - 1, 0).bit_length(), micro_rows, length)
-    values = _token_values(packed, programme, segment_X, sizes_X)
+    values = _token_values(packed, programme, segment_X, sizes_X, times_X)
     first_X = np.cumsum(sizes_X) - sizes_X  # of each trace among all tokens
     position_N = np.repeat(row_X * length + start_X - first_X, sizes_X) + np.arange(sizes_X.sum())
 
@@ -109,10 +114,30 @@ def pack(
         padding_frac=1.0 - num_tokens / room if room else 0.0,
         num_tokens=num_tokens,
         num_traces=len(packed),
+        merged_traces=len(fitting) - len(packed),
         too_long=len(too_long),
         skipped_traces=len(credited) - len(learning),
     )
     return TokenBatch(**{name: _scatter(values[name]) for name in _FIELDS}), num_micro, stats
+
+
+def merged(credited: Sequence[Credited], programme: Programme) -> tuple[list[Credited], np.ndarray]:
+    """The traces that differ in anything the update reads, in order, and how often each is there.
+
+    Equal ones have equal losses and gradients, so a weight stands for them exactly. Candidates of
+    one context often say the same: half of the toy workload's tokens. Rewards are read by a
+    critic's rows alone.
+    """
+    times: dict[tuple, int] = {}
+    first: dict[tuple, Credited] = {}
+    for c in credited:
+        trace, row = c.trace, programme[c.trace.role]
+        reward = c.reward if "gae" in row.advantages else 0.0
+        key = (trace.role, trace.tokens, trace.owners, trace.logprobs, c.advantage, reward,
+               c.is_dropped)  # fmt: skip
+        times[key] = times.get(key, 0) + 1
+        first.setdefault(key, c)
+    return list(first.values()), np.fromiter(times.values(), np.float64, len(times))
 
 
 def first_fit(sizes_X: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
@@ -132,7 +157,11 @@ def first_fit(sizes_X: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def _token_values(
-    packed: Sequence[Credited], programme: Programme, segment_X: np.ndarray, sizes_X: np.ndarray
+    packed: Sequence[Credited],
+    programme: Programme,
+    segment_X: np.ndarray,
+    sizes_X: np.ndarray,
+    times_X: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Every field of the batch for the traces' tokens, [N] each, traces end to end."""
     num_tokens = int(sizes_X.sum())
@@ -151,7 +180,7 @@ def _token_values(
     owned_N = (owner_N == role_X[trace_N]) & ~is_first_N
     count_X = np.maximum(np.bincount(trace_N[owned_N], minlength=len(packed)), 1)
     by_sequence_X = _tracewise(lambda c: programme[c.trace.role].aggregation == "sequence", bool)
-    weight_X = np.where(by_sequence_X, 1.0 / count_X, 1.0)
+    weight_X = np.where(by_sequence_X, times_X / count_X, times_X)
     weights_N = np.where(owned_N, weight_X[trace_N], 0.0).astype(np.float32)
     kept_X = _tracewise(lambda c: not c.is_dropped, bool)
     advantage_X = _tracewise(lambda c: c.advantage, np.float32)

@@ -3,8 +3,8 @@
 Every loss takes arrays and returns `(loss_sum, metrics)`. `weights_BT` is 0 where a token takes no
 part: whatever stands there, NaN included, reaches neither value nor gradient; NaN elsewhere reaches
 both. Nothing is divided here: `update.py` divides the sums once, by the weights' global sum.
-Metrics are (sum, count) over tokens with a weight, each counted once; those whose name ends in
-`_max` are (maximum, 1 or 0). `merge_metrics` adds the former and keeps the larger of the latter.
+Metrics are (weighted sum, sum of weights); those whose name ends in `_max` are (maximum, 1 or 0).
+`merge_metrics` adds the former and keeps the larger of the latter.
 
 A trace is a run of one segment id in one row. Its tokens with a weight may stand in several spans.
 Log-ratios are natural, of the new to the old policy, and clamped to +-LOG_RATIO_LIMIT before `exp`,
@@ -32,10 +32,11 @@ def masked(mask_BT: jax.Array, *arrays_BT: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(jnp.where(mask_BT, array_BT, 0.0) for array_BT in arrays_BT)
 
 
-def token_mean(x_BT: jax.Array, mask_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The metric (sum, count) of a quantity [B, T] over the mask."""
-    (x_BT,) = masked(mask_BT, x_BT.astype(jnp.float32))
-    return jax.lax.stop_gradient(jnp.sum(x_BT)), jnp.sum(mask_BT, dtype=jnp.float32)
+def token_mean(x_BT: jax.Array, weights_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The metric (weighted sum, sum of weights) of a quantity [B, T]; a bool mask weighs 1."""
+    kept_BT, weights_BT = weights_BT != 0, weights_BT.astype(jnp.float32)
+    (x_BT,) = masked(kept_BT, x_BT.astype(jnp.float32))
+    return jax.lax.stop_gradient(jnp.sum(weights_BT * x_BT)), jnp.sum(weights_BT)
 
 
 def token_max(x_BT: jax.Array, mask_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -90,7 +91,7 @@ def ppo(
     is_clipped_BT, losses_BT = _clipped(
         jnp.exp(log_ratio_BT), *masked(kept_BT, advantages_BT), clip_low, clip_high, dual_clip
     )
-    metrics = _policy_metrics(raw_BT, jnp.exp(log_ratio_BT), is_clipped_BT, kept_BT)
+    metrics = _policy_metrics(raw_BT, jnp.exp(log_ratio_BT), is_clipped_BT, weights_BT)
     return jnp.sum(weights_BT * losses_BT), metrics
 
 
@@ -118,7 +119,7 @@ def gspo(
     ratio_BT = jnp.exp(mean_BT + own_BT)
     (advantages_BT,) = masked(kept_BT, advantages_BT)
     is_clipped_BT, losses_BT = _clipped(ratio_BT, advantages_BT, clip_low, clip_high, 0.0)
-    metrics = _policy_metrics(raw_BT, ratio_BT, is_clipped_BT, kept_BT)
+    metrics = _policy_metrics(raw_BT, ratio_BT, is_clipped_BT, weights_BT)
     return jnp.sum(weights_BT * losses_BT), metrics
 
 
@@ -143,7 +144,7 @@ def cispo(
     ratio_BT = jnp.exp(log_ratio_BT)
     bounded_BT = _bound(ratio_BT, clip_low, clip_high)
     scale_BT = jax.lax.stop_gradient(bounded_BT * advantages_BT)
-    metrics = _policy_metrics(raw_BT, ratio_BT, bounded_BT != ratio_BT, kept_BT)
+    metrics = _policy_metrics(raw_BT, ratio_BT, bounded_BT != ratio_BT, weights_BT)
     return jnp.sum(-weights_BT * scale_BT * logprobs_BT), metrics
 
 
@@ -151,7 +152,7 @@ def sft(logprobs_BT: jax.Array, weights_BT: jax.Array) -> Loss:
     """Negative log-likelihood, the sum of -w log p. Shapes: [B, T] f32, nats."""
     kept_BT = weights_BT != 0
     (logprobs_BT,) = masked(kept_BT, logprobs_BT)
-    return jnp.sum(-weights_BT * logprobs_BT), {"nll": token_mean(-logprobs_BT, kept_BT)}
+    return jnp.sum(-weights_BT * logprobs_BT), {"nll": token_mean(-logprobs_BT, weights_BT)}
 
 
 def kl(
@@ -186,8 +187,8 @@ def kl(
         raise ValueError(f"estimator={estimator!r}; choose from {sorted(values)}")
     values_BT = values[estimator]()
     metrics = {
-        "kl": token_mean(values_BT, kept_BT),
-        "kl_clamp_frac": token_mean(jnp.abs(raw_BT) > K3_LIMIT, kept_BT),
+        "kl": token_mean(values_BT, weights_BT),
+        "kl_clamp_frac": token_mean(jnp.abs(raw_BT) > K3_LIMIT, weights_BT),
         "kl_log_ratio_abs_max": token_max(jnp.abs(raw_BT), kept_BT),
     }
     return jnp.sum(weights_BT * values_BT), metrics
@@ -200,14 +201,16 @@ def entropy_bonus(entropy_BT: jax.Array, weights_BT: jax.Array) -> Loss:
     """
     kept_BT = weights_BT != 0
     (entropy_BT,) = masked(kept_BT, entropy_BT)
-    return jnp.sum(-weights_BT * entropy_BT), {"entropy": token_mean(entropy_BT, kept_BT)}
+    return jnp.sum(-weights_BT * entropy_BT), {"entropy": token_mean(entropy_BT, weights_BT)}
 
 
 def divergence(divergence_BT: jax.Array, weights_BT: jax.Array) -> Loss:
     """Sum of w times an exact divergence per token, [B, T], nats, from `model/logprobs.py`."""
     kept_BT = weights_BT != 0
     (divergence_BT,) = masked(kept_BT, divergence_BT)
-    return jnp.sum(weights_BT * divergence_BT), {"divergence": token_mean(divergence_BT, kept_BT)}
+    return jnp.sum(weights_BT * divergence_BT), {
+        "divergence": token_mean(divergence_BT, weights_BT)
+    }
 
 
 def value_loss(
@@ -231,10 +234,10 @@ def value_loss(
     bounded_BT = old_BT + jnp.clip(values_BT - old_BT, -clip, clip) if clip else values_BT
     losses_BT = 0.5 * jnp.maximum(errors_BT, jnp.square(bounded_BT - returns_BT))
     metrics = {
-        "value": token_mean(values_BT, kept_BT),
-        "return": token_mean(returns_BT, kept_BT),
-        "value_squared_error": token_mean(errors_BT, kept_BT),
-        "value_clip_frac": token_mean(bounded_BT != values_BT, kept_BT),
+        "value": token_mean(values_BT, weights_BT),
+        "return": token_mean(returns_BT, weights_BT),
+        "value_squared_error": token_mean(errors_BT, weights_BT),
+        "value_clip_frac": token_mean(bounded_BT != values_BT, weights_BT),
     }
     return jnp.sum(weights_BT * losses_BT), metrics
 
@@ -242,7 +245,7 @@ def value_loss(
 def importance_weights(
     old_logprobs_BT: jax.Array,
     sampler_logprobs_BT: jax.Array,
-    mask_BT: jax.Array,
+    weights_BT: jax.Array,
     segment_ids_BT: jax.Array,
     *,
     form: str,
@@ -258,22 +261,23 @@ def importance_weights(
     """
     if form not in ("none", "token", "sequence") or cap <= 0:
         raise ValueError(f"form={form!r}, cap={cap}; want none, token or sequence, and a cap > 0")
-    raw_BT, log_ratio_BT = _log_ratio(old_logprobs_BT, sampler_logprobs_BT, mask_BT)
-    log_weights_BT = {
+    kept_BT = weights_BT != 0
+    raw_BT, log_ratio_BT = _log_ratio(old_logprobs_BT, sampler_logprobs_BT, kept_BT)
+    log_factors_BT = {
         "none": lambda: jnp.zeros_like(log_ratio_BT),
         "token": lambda: log_ratio_BT,
-        "sequence": lambda: sequence_mean(log_ratio_BT, mask_BT, segment_ids_BT),
+        "sequence": lambda: sequence_mean(log_ratio_BT, kept_BT, segment_ids_BT),
     }[form]()
-    uncapped_BT = jnp.exp(log_weights_BT)
-    (weights_BT,) = masked(mask_BT, uncapped_BT if form == "none" else uncapped_BT.clip(max=cap))
+    uncapped_BT = jnp.exp(log_factors_BT)
+    (factors_BT,) = masked(kept_BT, uncapped_BT if form == "none" else uncapped_BT.clip(max=cap))
     metrics = {
-        "sampler_trainer_kl": token_mean(jnp.expm1(log_ratio_BT) - log_ratio_BT, mask_BT),
-        "sampler_log_ratio_abs_max": token_max(jnp.abs(raw_BT), mask_BT),
-        "importance_weight": token_mean(weights_BT, mask_BT),
-        "importance_weight_max": token_max(uncapped_BT, mask_BT),
-        "importance_cap_frac": token_mean(uncapped_BT > weights_BT, mask_BT),
+        "sampler_trainer_kl": token_mean(jnp.expm1(log_ratio_BT) - log_ratio_BT, weights_BT),
+        "sampler_log_ratio_abs_max": token_max(jnp.abs(raw_BT), kept_BT),
+        "importance_weight": token_mean(factors_BT, weights_BT),
+        "importance_weight_max": token_max(uncapped_BT, kept_BT),
+        "importance_cap_frac": token_mean(uncapped_BT > factors_BT, weights_BT),
     }
-    return jax.lax.stop_gradient(weights_BT), metrics
+    return jax.lax.stop_gradient(factors_BT), metrics
 
 
 def _log_ratio(
@@ -311,14 +315,14 @@ def _clipped(
 
 
 def _policy_metrics(
-    raw_BT: jax.Array, ratio_BT: jax.Array, is_clipped_BT: jax.Array, kept_BT: jax.Array
+    raw_BT: jax.Array, ratio_BT: jax.Array, is_clipped_BT: jax.Array, weights_BT: jax.Array
 ) -> Metrics:
     """What every policy loss reports; approx_kl is k3 of KL(old || new) from old's tokens."""
     log_ratio_BT = jnp.clip(raw_BT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return {
-        "ratio": token_mean(ratio_BT, kept_BT),
-        "clip_frac": token_mean(is_clipped_BT, kept_BT),
-        "approx_kl": token_mean(jnp.expm1(log_ratio_BT) - log_ratio_BT, kept_BT),
-        "log_ratio_clamp_frac": token_mean(jnp.abs(raw_BT) > LOG_RATIO_LIMIT, kept_BT),
-        "log_ratio_abs_max": token_max(jnp.abs(raw_BT), kept_BT),
+        "ratio": token_mean(ratio_BT, weights_BT),
+        "clip_frac": token_mean(is_clipped_BT, weights_BT),
+        "approx_kl": token_mean(jnp.expm1(log_ratio_BT) - log_ratio_BT, weights_BT),
+        "log_ratio_clamp_frac": token_mean(jnp.abs(raw_BT) > LOG_RATIO_LIMIT, weights_BT),
+        "log_ratio_abs_max": token_max(jnp.abs(raw_BT), weights_BT != 0),
     }

@@ -116,7 +116,9 @@ def token_counts(programme: Programme, batch: TokenBatch) -> dict[str, dict[str,
     }
 
 
-def _advantages(row: Row, tokens: Tokens, mask_BT: jax.Array) -> tuple[jax.Array, losses.Metrics]:
+def _advantages(
+    row: Row, tokens: Tokens, weights_BT: jax.Array
+) -> tuple[jax.Array, losses.Metrics]:
     """The sum of the row's advantages [B, T], and metrics."""
     total_BT, metrics = jnp.zeros_like(tokens.advantages_BT), {}
     if "group" in row.advantages:
@@ -125,11 +127,11 @@ def _advantages(row: Row, tokens: Tokens, mask_BT: jax.Array) -> tuple[jax.Array
         total_BT += tokens.gae_advantages_BT
     if "distillation" in row.advantages:
         distilled_BT, metrics = advantages.distillation(
-            tokens.teachers_BT[row.teacher], tokens.old_BT, mask_BT, tokens.segment_ids_BT,
+            tokens.teachers_BT[row.teacher], tokens.old_BT, weights_BT, tokens.segment_ids_BT,
             beta=row.beta, log_ratio_clip=row.log_ratio_clip, future_discount=row.future_discount,
         )  # fmt: skip
         total_BT += distilled_BT
-    return total_BT, metrics | {"advantage": losses.token_mean(total_BT, mask_BT)}
+    return total_BT, metrics | {"advantage": losses.token_mean(total_BT, weights_BT)}
 
 
 def _policy(row: Row, tokens: Tokens, weights_BT: jax.Array) -> losses.Loss:
@@ -138,13 +140,13 @@ def _policy(row: Row, tokens: Tokens, weights_BT: jax.Array) -> losses.Loss:
         return losses.sft(tokens.logprobs_BT, weights_BT)
     if not row.advantages:
         return jnp.float32(0.0), {}
-    mask_BT = weights_BT != 0
-    advantages_BT, metrics = _advantages(row, tokens, mask_BT)
+    advantages_BT, metrics = _advantages(row, tokens, weights_BT)
     correction_BT, gap = losses.importance_weights(
-        tokens.old_BT, tokens.sampler_logprobs_BT, mask_BT, tokens.segment_ids_BT,
+        tokens.old_BT, tokens.sampler_logprobs_BT, weights_BT, tokens.segment_ids_BT,
         form=row.correction, cap=row.correction_cap,
     )  # fmt: skip
-    args = (tokens.logprobs_BT, tokens.old_BT, advantages_BT, weights_BT * correction_BT)
+    # on the advantage, so that metrics keep their weights; the loss is linear in it
+    args = (tokens.logprobs_BT, tokens.old_BT, correction_BT * advantages_BT, weights_BT)
     clips = dict(clip_low=row.clip_low, clip_high=row.clip_high)
     if row.policy_loss == "gspo":
         loss, own = losses.gspo(*args, tokens.segment_ids_BT, **clips)

@@ -231,7 +231,7 @@ def run(pipeline: Pipeline, console: Console) -> dict[str, Path]:
 
 
 def export(pipeline: Pipeline, params: qwen3.Params, directory: Path) -> None:
-    """Writes a policy in the Hugging Face layout, whole or not at all; a value head stays behind."""
+    """Writes a policy in the Hugging Face layout, whole or not at all, without a value head."""
     partial = directory.with_name(directory.name + ".partial")
     if jax.process_index() == 0 and partial.exists():
         shutil.rmtree(partial)
@@ -273,9 +273,10 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
         interval = bootstrap.paired(means[name], means["start"])
         found = {"accuracy": accuracy, **dataclasses.asdict(interval)}
         path.write_text(json.dumps(found, indent=1) + "\n")
+    trained, untrained = (100 * found["accuracy"][label] for label in (name, "start"))
     text = (
-        f"teacher {100 * found['accuracy'][name]:.1f} against {100 * found['accuracy']['start']:.1f}"
-        f" untrained on validation questions: {100 * found['difference']:+.1f} "
+        f"teacher {trained:.1f} against {untrained:.1f} untrained on validation questions: "
+        f"{100 * found['difference']:+.1f} "
         f"[{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
     )
     if found["low"] > 0:
