@@ -4,16 +4,13 @@ Any value of the config can be changed: `--config.evaluation.num_questions=70`. 
 same command goes on where it stopped.
 """
 
-import logging
-import os
 from pathlib import Path
 
-import jax
 from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from mas_jax.learning import evaluate
+from mas_jax.learning import assembly, evaluate
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/toy.py")
 WORKDIR = flags.DEFINE_string("workdir", "runs/evaluate", "where records and summary.json go")
@@ -24,9 +21,7 @@ def main(argv: list[str]) -> None:
     """Runs the evaluation; a setting that does not fit ends it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
-    logging.getLogger().setLevel(logging.INFO)
-    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))  # an engine a core
+    assembly.start_process()
     try:
         prepared = evaluate.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError) as error:

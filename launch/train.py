@@ -5,15 +5,13 @@ where it stopped.
 """
 
 import logging
-import os
 from pathlib import Path
 
-import jax
 from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from mas_jax.learning import loop, pipeline
+from mas_jax.learning import assembly, loop, pipeline
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
 WORKDIR = flags.DEFINE_string("workdir", None, "where checkpoints, metrics and policies go")
@@ -24,9 +22,7 @@ def main(argv: list[str]) -> None:
     """Runs the config's stages; a setting that does not fit ends it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
-    logging.getLogger().setLevel(logging.INFO)
-    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))  # an engine a core
+    assembly.start_process()
     try:
         prepared = pipeline.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError) as error:

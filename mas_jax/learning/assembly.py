@@ -5,7 +5,9 @@ with them.
 """
 
 import importlib.resources
+import logging
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,14 @@ class Scene:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the chat."""
         return self.chat.tokenizer
+
+
+def start_process() -> None:
+    """What every launch script does first: one log, and an engine for each core of a CPU."""
+    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger("absl").setLevel(logging.WARNING)  # a page of Orbax's for every save
+    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))
 
 
 def checkpoint_directory(config: ConfigDict) -> Path:

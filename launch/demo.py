@@ -1,0 +1,35 @@
+"""The main job: `bash launch/demo.sh`; flags such as `--config.seed=1 --workdir=DIR` pass through.
+
+Interrupted, the same command goes on where it stopped.
+"""
+
+import logging
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from mas_jax.learning import assembly, demo, loop, pipeline
+
+CONFIG = config_flags.DEFINE_config_file("config", "configs/demo.py", "config file")
+WORKDIR = flags.DEFINE_string("workdir", "runs/demo", "where policies, records and the plot go")
+
+
+def main(argv: list[str]) -> None:
+    """Trains, evaluates, prints; a setting that does not fit ends it with one line."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}")
+    assembly.start_process()
+    try:
+        prepared = pipeline.prepare(CONFIG.value, Path(WORKDIR.value))
+    except (ValueError, FileNotFoundError) as error:
+        raise app.UsageError(str(error)) from error
+    try:
+        demo.run(prepared, Console())
+    except loop.Interrupted as stop:
+        logging.info("%s", stop)
+
+
+if __name__ == "__main__":
+    app.run(main)
