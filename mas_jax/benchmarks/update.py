@@ -105,6 +105,10 @@ def _fastest_rows(side: str, candidates: tuple[int, ...], directory: Path) -> in
     return min(candidates, key=seconds.__getitem__)
 
 
+def _largest(differences: list[float]) -> float:
+    return float(np.max(np.abs(differences)))  # NaN if any is
+
+
 def check_same_work(results: dict[str, list[dict]]) -> dict[str, float]:
     """Largest differences of each peer's losses and gradient norms from ours, over all updates.
 

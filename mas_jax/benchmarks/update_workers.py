@@ -72,7 +72,7 @@ def ours(directory: Path, batch: Batch, *, rows: int) -> Update:
         LEARNING_RATE, warmup_steps=0, schedule="constant", b1=BETA1, b2=BETA2, eps=EPS,
         weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_GRAD_NORM, moment_dtype="float32",
     )  # fmt: skip
-    mesh = sharding.make_mesh()
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
     trainer = Trainer(
         programme,
         Forward(config, temperature=1.0, chunk=1024, dtype="float32", remat="none", backend="auto"),
