@@ -117,12 +117,10 @@ def check_same_work(results: dict[str, list[dict]]) -> dict[str, float]:
     differences = {}
     for side in results.keys() - {"ours"}:
         pairs = list(zip(results["ours"], results[side], strict=True))
-        found = {f"{side}_loss": [abs(a["loss"] - b["loss"]) for a, b in pairs]}
+        differences[f"{side}_loss"] = _largest([a["loss"] - b["loss"] for a, b in pairs])
         if "grad_norm" in results[side][0]:
-            found[f"{side}_grad_norm"] = [
-                abs(b["grad_norm"] / a["grad_norm"] - 1) for a, b in pairs
-            ]
-        differences |= {name: max(values) for name, values in found.items()}
+            norms = [b["grad_norm"] / a["grad_norm"] - 1 for a, b in pairs]
+            differences[f"{side}_grad_norm"] = _largest(norms)
     wrong = {name: value for name, value in differences.items() if not value <= TOLERANCE}
     if wrong:
         raise RuntimeError(f"the sides do not do the same work; they differ by {wrong}")
