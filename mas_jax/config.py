@@ -5,13 +5,22 @@ function that the section is named for, so a section's meaning stands there. Val
 toy world's, which runs on a laptop. Must not know: what is built from them.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-TEAMS = ("cascade", "hierarchy", "single")
+TEAMS: dict[str, tuple[str, ...]] = {  # agents/teams.py, with the roles that act in each
+    "cascade": ("searcher", "answerer"),
+    "hierarchy": ("leader", "searcher", "answerer"),
+    "single": ("searcher",),
+}
 SPLITS = ("train", "validation", "test")
 TEMPLATES = ("toy", "qwen-instruct", "qwen3-thinking", "qwen3-not-thinking")
+SAMPLERS = ("policy", "oracle")
+SCHEDULES = ("constant", "linear", "cosine")
+REMATS = ("none", "dots", "full")
 
 
 def role(**changes) -> ConfigDict:
@@ -35,9 +44,12 @@ def role(**changes) -> ConfigDict:
     return row
 
 
-def cascade_programme() -> ConfigDict:
-    """Stage I, METHODS 1.1: every role on the outcome, the Searcher also on its searching."""
-    return ConfigDict(dict(searcher=role(behaviour="search_activity"), answerer=role()))
+def cascade_programme(**changes) -> ConfigDict:
+    """Stage I, METHODS 1.1: every role on the outcome, the Searcher also on its searching; changes
+    are made to both rows."""
+    return ConfigDict(
+        dict(searcher=role(behaviour="search_activity", **changes), answerer=role(**changes))
+    )
 
 
 def hierarchy_programme() -> ConfigDict:
@@ -112,7 +124,7 @@ def default_config() -> ConfigDict:
             stages=("teacher", "student"), questions=16, group_size=8, candidates=5,
             updates_per_batch=1, temperature=1.0,
             micro_rows=8, row_length=384, chunk=1024, mesh=dict(data=1, fsdp=1, tensor=1),
-            dtype="float32", remat="none", backend="auto",
+            dtype="float32", param_dtype="float32", remat="none", backend="auto",
             value_head=False, whiten=True,
             checkpoint_interval=10, keep_checkpoints=2,
             validation_interval=0, validation_questions=140, validation_runs=1,
@@ -144,41 +156,242 @@ def default_config() -> ConfigDict:
     return config.lock()
 
 
+# --- what several configs are made of -------------------------------------------------------------
+
+
+def only_stage(
+    config: ConfigDict, name: str, *, team: str, sampler: str, programme: ConfigDict
+) -> None:
+    """Makes this the only stage, as long as the one that it replaces."""
+    steps = config.stages[config.train.stages[-1]].steps
+    stage = dict(team=team, sampler=sampler, steps=steps, programme=programme)
+    config.stages = ConfigDict({name: stage}).lock()
+    config.train.stages = (name,)
+
+
+def grpo_cascade(config: ConfigDict) -> ConfigDict:
+    """Stage I alone: the cascade on the outcome, advantages relative to the group."""
+    only_stage(config, "grpo", team="cascade", sampler="policy", programme=cascade_programme())
+    return config
+
+
+def ppo_cascade(config: ConfigDict) -> ConfigDict:
+    """The cascade on the outcome with a critic: a value head on the same backbone, GAE."""
+    programme = cascade_programme(advantages=("gae",))
+    only_stage(config, "ppo", team="cascade", sampler="policy", programme=programme)
+    config.train.value_head = True
+    config.train.updates_per_batch = 4  # with one, the clip would have nothing to do
+    return config
+
+
+def sft_cascade(config: ConfigDict) -> ConfigDict:
+    """The cascade imitates the toy world's script, which knows the toy prompts only."""
+    programme = cascade_programme(advantages=(), policy_loss="sft", entropy_coef=0.0)
+    only_stage(config, "sft", team="cascade", sampler="oracle", programme=programme)
+    config.model.prompts = "toy"
+    # the script says the same each time; it has no log-probs to measure a drift with
+    config.train.update(dict(questions=128, group_size=1, candidates=1, drift_frac=0.0))
+    return config
+
+
+def pod_config(
+    checkpoint: str = "Qwen3-4B-Instruct-2507", *, template: str = "qwen-instruct", fsdp: int = 16,
+    tensor: int = 4, num_pages: int = 32768,
+) -> ConfigDict:  # fmt: skip
+    """A real policy on a TPU slice of `fsdp` chips, in engines of `tensor` chips and so many pages
+    of 16 positions: METHODS 1.1 and 1.3, sizes by arithmetic. The world is the toy one, in words.
+    """
+    config, context = default_config(), 8192
+    config.model.update(
+        dict(checkpoint=checkpoint, dtype="bfloat16", template=template, prompts="full")
+    )
+    config.mesh.tensor = tensor
+    config.engine.update(
+        dict(
+            context=context, buckets=(2048, 4096, 8192), num_pages=num_pages, page_size=16,
+            prefill_blocks=256, decode_rows=256, decode_steps=8, dtype="bfloat16",
+        )
+    )  # fmt: skip
+    for team in TEAMS:
+        config.budgets[team].update(dict(context=context, observation=2048))
+    config.sampling.max_tokens.update(dict(leader=512, searcher=512, answerer=256))
+    config.rollout.concurrent = 512
+    for stage in config.stages.values():
+        stage.steps = 200
+    t = config.train
+    t.update(
+        dict(
+            questions=128, group_size=8, candidates=5, micro_rows=fsdp, row_length=context,
+            dtype="bfloat16", remat="full", checkpoint_interval=20, validation_interval=20,
+            role_gradient_interval=50,
+        )
+    )  # fmt: skip
+    t.mesh.fsdp = fsdp
+    t.optimizer.update(dict(learning_rate=1e-6, warmup_steps=10, b2=0.999))
+    return config
+
+
+# --- the rules between settings -------------------------------------------------------------------
+
+_COUNTS = {
+    "evaluation": ("num_questions", "num_runs"),
+    "certify": ("num_questions", "num_runs"),
+    "train": (
+        "questions", "group_size", "candidates", "updates_per_batch", "micro_rows", "row_length",
+        "chunk", "keep_checkpoints", "validation_questions", "validation_runs",
+    ),
+}  # fmt: skip
+
+
 def validate(config: ConfigDict) -> None:
     """Raises: ValueError with both values and what to change, for settings that contradict."""
-    budgets, tokens = config.budgets, config.sampling.max_tokens
-    for team in config.evaluation.teams:
-        if team not in TEAMS:
-            raise ValueError(f"evaluation.teams: {team!r} is unknown; choose from {TEAMS}")
-        context = budgets[team].context
-        if context > config.engine.context:
-            raise ValueError(
-                f"budgets.{team}.context={context} exceeds engine.context={config.engine.context}; "
-                "raise the engine's or lower the team's"
-            )
-        needed = budgets[team].observation + max(tokens.values())
-        if needed >= context:
-            raise ValueError(
-                f"budgets.{team}.observation={budgets[team].observation} and the longest "
-                f"sampling.max_tokens={max(tokens.values())} leave no room in context={context}"
-            )
-    if config.evaluation.split not in SPLITS:
-        raise ValueError(f"evaluation.split={config.evaluation.split!r}; choose from {SPLITS}")
-    if config.model.template not in TEMPLATES:
-        raise ValueError(f"model.template={config.model.template!r}; choose from {TEMPLATES}")
-    if config.evaluation.num_runs < 1 or config.evaluation.num_questions < 1:
+    t, e = config.train, config.evaluation
+    _check_choice("evaluation.split", e.split, SPLITS)
+    _check_choice("model.template", config.model.template, TEMPLATES)
+    _check_choice("train.optimizer.schedule", t.optimizer.schedule, SCHEDULES)
+    _check_choice("train.remat", t.remat, REMATS)
+    for section, names in _COUNTS.items():
+        for name in names:
+            if config[section][name] < 1:
+                raise ValueError(f"{section}.{name}={config[section][name]} must be at least 1")
+    if t.temperature <= 0:
         raise ValueError(
-            f"evaluation.num_runs={config.evaluation.num_runs} and num_questions="
-            f"{config.evaluation.num_questions} must be at least 1"
+            f"train.temperature={t.temperature} must be above 0; a greedy policy has no log-probs "
+            "to learn from"
         )
-    checkpoint = config.model.checkpoint
-    if checkpoint and not Path(checkpoint).is_dir():
+    parts = t.mesh.data * t.mesh.fsdp
+    if t.micro_rows % parts:
         raise ValueError(
-            f"model.checkpoint={checkpoint!r} is not a directory; give one with config.json and "
-            "safetensors, or '' for the shipped toy policy"
+            f"train.micro_rows={t.micro_rows} is not divisible by {parts}, which is "
+            f"train.mesh.data={t.mesh.data} x fsdp={t.mesh.fsdp}; set a multiple"
         )
-    if not checkpoint and config.model.template != "toy":
+    _check_directories(config)
+    for team in e.teams:
+        _check_choice("evaluation.teams", team, TEAMS)
+        _check_budgets(config, team)
+    if not t.stages or len(set(t.stages)) < len(t.stages):
+        raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
+    for name in t.stages:
+        _check_choice("train.stages", name, config.stages)
+        _check_stage(config, name)
+        _check_teacher(config, name)
+
+
+def _check_choice(where: str, value: str, choices: Iterable[str]) -> None:
+    choices = tuple(choices)
+    if value not in choices:
+        near = get_close_matches(value, choices, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"{where}: {value!r} is unknown; {hint}choose from {choices}")
+
+
+def _check_directories(config: ConfigDict) -> None:
+    for name in ("model", "teacher"):
+        path = config[name].checkpoint
+        if path and not Path(path).is_dir():
+            raise ValueError(
+                f"{name}.checkpoint={path!r} is not a directory; give one with config.json and "
+                "safetensors, or '' for "
+                + ("the shipped toy policy" if name == "model" else "none")
+            )
+    if not config.model.checkpoint and config.model.template != "toy":
         raise ValueError(
             f"model.template={config.model.template!r} does not fit the shipped toy policy; "
             "set model.checkpoint, or model.template='toy'"
         )
+
+
+def _check_budgets(config: ConfigDict, team: str) -> None:
+    budgets, longest = config.budgets[team], max(config.sampling.max_tokens.values())
+    if budgets.context > config.engine.context:
+        raise ValueError(
+            f"budgets.{team}.context={budgets.context} exceeds engine.context="
+            f"{config.engine.context}; raise the engine's or lower the team's"
+        )
+    if budgets.observation + longest >= budgets.context:
+        raise ValueError(
+            f"budgets.{team}.observation={budgets.observation} and the longest "
+            f"sampling.max_tokens={longest} leave no room in context={budgets.context}"
+        )
+
+
+def _check_stage(config: ConfigDict, name: str) -> None:
+    """Team, sampler and length of a stage, and whether its rows fit them."""
+    stage, t, where = config.stages[name], config.train, f"stages.{name}"
+    _check_choice(f"{where}.team", stage.team, TEAMS)
+    _check_choice(f"{where}.sampler", stage.sampler, SAMPLERS)
+    _check_budgets(config, stage.team)
+    context = config.budgets[stage.team].context
+    if t.row_length < context:
+        raise ValueError(
+            f"train.row_length={t.row_length} is below budgets.{stage.team}.context={context}, so "
+            "longer traces would be left out; raise row_length or lower the context"
+        )
+    if stage.steps < 1:
+        raise ValueError(f"{where}.steps={stage.steps} must be at least 1")
+    if stage.sampler == "oracle" and config.model.prompts != "toy":
+        raise ValueError(
+            f"{where}.sampler='oracle' reads the toy prompts only, and model.prompts="
+            f"{config.model.prompts!r}; set model.prompts='toy' or sampler='policy'"
+        )
+    wanted, given = set(TEAMS[stage.team]), set(stage.programme)
+    if wanted != given:
+        raise ValueError(
+            f"{where}.programme has rows for {sorted(given)} and its team, the {stage.team}, acts "
+            f"as {sorted(wanted)}; give exactly these"
+        )
+    for acting, row in stage.programme.items():
+        _check_row(config, stage, acting, row, where=f"{where}.programme.{acting}")
+
+
+def _check_row(
+    config: ConfigDict, stage: ConfigDict, acting: str, row: ConfigDict, *, where: str
+) -> None:
+    """What the row of the acting role asks of its stage and of the training settings."""
+    t = config.train
+    if row.behaviour == "assignment" and "leader" not in stage.programme:
+        raise ValueError(
+            f"{where}.behaviour='assignment' rewards a leader's assignments, and the {stage.team} "
+            "has none; set 'search_activity' or 'none'"
+        )
+    if not row.trained:
+        return
+    if "gae" in row.advantages and not t.value_head:
+        raise ValueError(
+            f"{where}.advantages={row.advantages} need a critic, and train.value_head="
+            f"{t.value_head}; set train.value_head=True"
+        )
+    if row.advantages and stage.sampler == "oracle":
+        raise ValueError(
+            f"{where}.advantages={row.advantages} are of tokens that the policy sampled, and "
+            "the stage's sampler is 'oracle'; set policy_loss='sft' and advantages=()"
+        )
+    size = 1 if row.group_by == "context" else t.group_size
+    size *= t.candidates if acting == "answerer" else 1
+    if "group" in row.advantages and size < 2:
+        raise ValueError(
+            f"{where}.advantages={row.advantages} compare a group, which has one member with "
+            f"train.group_size={t.group_size}, candidates={t.candidates} and group_by="
+            f"{row.group_by!r}; raise one of the two to 2 or more"
+        )
+
+
+def _check_teacher(config: ConfigDict, name: str) -> None:
+    """Raises: ValueError if a row of the stage reads the teacher before there is one."""
+    stages, given = config.train.stages, config.teacher.checkpoint
+    if given and stages == ("teacher",):
+        raise ValueError(
+            f"teacher.checkpoint={given!r} takes the place of the stage 'teacher', the only one of "
+            f"train.stages={stages}; add a stage, or clear teacher.checkpoint"
+        )
+    if given or "teacher" in stages[: stages.index(name)]:
+        return
+    for role_name, row in config.stages[name].programme.items():
+        reads = ("distillation" in row.advantages or row.divergence != "none", row.kl_coef != 0)
+        if row.trained and (
+            (reads[0] and row.teacher == "teacher") or (reads[1] and row.kl_reference == "teacher")
+        ):
+            raise ValueError(
+                f"stages.{name}.programme.{role_name} reads 'teacher', and train.stages={stages} "
+                "has no stage 'teacher' before it; add one, or set teacher.checkpoint"
+            )

@@ -1,39 +1,164 @@
-"""Configs: every file loads, every section fits what it is for, contradictions are named."""
+"""Configs: every file loads, fits what it is for and trains; contradictions are named."""
 
+import dataclasses
 import importlib.util
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 from conftest import ROOT
+from rich.console import Console
 
 from mas_jax.agents.chat import TEMPLATES
 from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Budgets, Sampling
 from mas_jax.agents.teams import PLAYS
-from mas_jax.config import TEAMS, default_config, validate
+from mas_jax.config import (
+    REMATS,
+    SCHEDULES,
+    TEAMS,
+    cascade_programme,
+    default_config,
+    only_stage,
+    role,
+    validate,
+)
 from mas_jax.config import TEMPLATES as TEMPLATE_NAMES
+from mas_jax.learning import assembly, loop, pipeline, update
+from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.pretrain import PretrainSettings
+from mas_jax.learning.programme import make_programme
+from mas_jax.metrics import read
+from mas_jax.model import hf, qwen3, sharding
+from mas_jax.records import ROLES
+from mas_jax.retrieval.index import IndexConfig
 from mas_jax.sampling.device import EngineSettings, check_settings
+from mas_jax.sampling.replicas import Replicas
 
-CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.py"))}
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, CONFIGS[name])
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_every_config_is_valid_and_its_command_names_it(path):
-    module = load(path)
-    validate(module.get_config())
-    command = re.search(r"^python (launch/\w+\.py) .*--config=(\S+)", module.__doc__, re.MULTILINE)
-    assert (ROOT / command[1]).is_file()
-    assert ROOT / command[2] == path
-    assert "mas_jax" not in path.read_text().replace("from mas_jax.config import", "")
+def flat(config):
+    """Values by dotted key."""
+    if not hasattr(config, "items"):
+        return {"": config}
+    return {
+        f"{name}.{key}".removesuffix("."): value
+        for name, below in config.items()
+        for key, value in flat(below).items()
+    }
+
+
+def with_checkpoint(config, directory):
+    """The config with a checkpoint directory that is there, where it names one."""
+    if config.model.checkpoint:
+        config.model.checkpoint = str(directory)
+    return config
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_valid_and_imports_nothing_else(name, tmp_path):
+    config = with_checkpoint(load(name).get_config(), tmp_path)
+    validate(config)
+    check_settings(EngineSettings(**config.engine))
+    for stage in config.train.stages:
+        programme = make_programme(config.stages[stage].programme.to_dict())
+        assert any(row.learns for row in programme.values())
+    source = CONFIGS[name].read_text()
+    assert "mas_jax" not in source.replace("from mas_jax.config import", "")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_docstring_holds_a_command_that_runs_this_config(name):
+    (line,) = re.findall(r"^((?:python|bash) launch/.*)$", load(name).__doc__, re.MULTILINE)
+    program, script, *flags = shlex.split(line)
+    assert (ROOT / script).is_file()
+    if program == "bash":
+        assert script == f"launch/{name}.sh"
+        return
+    values = dict(flag.removeprefix("--").split("=") for flag in flags)
+    assert ROOT / values.pop("config") == CONFIGS[name]
+    values.pop("workdir", None)
+    assert {key.removeprefix("config.") for key in values} <= flat(load(name).get_config()).keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "differences"),
+    [
+        ("toy_untrained_teacher", "toy", {"stages.student.programme.searcher.teacher"}),
+        ("toy_no_searcher_signal", "toy", {"stages.student.programme.searcher.advantages"}),
+        (
+            "toy_searcher_outcome",
+            "toy",
+            {f"stages.student.programme.searcher.{key}"
+             for key in ("advantages", "behaviour", "entropy_coef")},
+        ),
+        (
+            "toy_answerer_by_context",
+            "toy",
+            {f"stages.{stage}.programme.answerer.group_by" for stage in ("teacher", "student")},
+        ),
+        (
+            "toy_exact_kl",
+            "toy",
+            {f"stages.student.programme.searcher.{key}"
+             for key in ("advantages", "divergence", "divergence_coef")},
+        ),
+        ("toy_jsd", "toy_exact_kl", {"stages.student.programme.searcher.divergence"}),
+        (
+            "opd_1p7b",
+            "opd",
+            {"model.checkpoint", "model.template", "mesh.tensor", "engine.num_pages",
+             "train.mesh.fsdp", "train.micro_rows"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_variant_differs_in_what_it_is_named_for_only(name, other, differences):
+    ours, theirs = (flat(load(n).get_config()) for n in (name, other))
+    assert {key for key in ours | theirs if ours.get(key) != theirs.get(key)} == differences
+
+
+def test_the_stages_of_opd_have_the_papers_values():
+    config = load("opd").get_config()
+    t, student = config.train, config.stages.student.programme
+    assert (t.questions, t.group_size, t.candidates, config.stages.student.steps) == (
+        128, 8, 5, 200,
+    )  # fmt: skip
+    assert (t.optimizer.learning_rate, t.optimizer.warmup_steps, t.temperature) == (1e-6, 10, 1.0)
+    assert (config.budgets.cascade.turns, config.budgets.hierarchy.turns) == (5, 12)
+    searcher = student.searcher
+    assert (searcher.advantages, searcher.beta, searcher.kl_coef, searcher.entropy_coef) == (
+        ("distillation",), 0.01, 0.0, 0.0,
+    )  # fmt: skip
+    for name, behaviour in (("leader", "assignment"), ("answerer", "none")):
+        row = student[name]
+        assert (row.advantages, row.behaviour) == (("group",), behaviour)
+        assert (row.kl_coef, row.kl_reference, row.kl_estimator) == (1e-3, "teacher", "k3")
+    teacher = config.stages.teacher.programme
+    assert (teacher.searcher.behaviour, teacher.searcher.behaviour_weight) == (
+        "search_activity", 0.1,
+    )  # fmt: skip
+    assert config.stages.teacher.team == "cascade"
+
+
+# --- sections -------------------------------------------------------------------------------------
 
 
 def test_every_section_holds_the_arguments_of_what_it_is_for():
@@ -45,30 +170,127 @@ def test_every_section_holds_the_arguments_of_what_it_is_for():
     Limits(**config.rollout)
     Flaws(**config.pretrain.flaws)
     PretrainSettings(**config.pretrain.settings)
+    IndexConfig(**config.retriever)
+    AlarmSettings(**config.train.alarms, distilled=())
+    update.OptimizerSettings(**config.train.optimizer)
+    assert {field.name for field in dataclasses.fields(loop.TrainSettings)} <= set(config.train)
+    assert set(config.train.mesh) == set(config.mesh) == set(sharding.MESH_AXES)
+
+
+def test_the_names_to_choose_from_are_those_that_exist():
     assert set(PLAYS) == set(TEAMS)
     assert set(TEMPLATES) == set(TEMPLATE_NAMES)
+    assert set(update.SCHEDULES) == set(SCHEDULES)
+    assert set(qwen3.REMAT_POLICIES) == set(REMATS)
+    assert {name for roles in TEAMS.values() for name in roles} <= set(ROLES)
 
 
 def test_an_unknown_key_names_the_nearest_one():
     config = default_config()
     with pytest.raises((AttributeError, KeyError), match='Did you mean "evaluation"'):
         config.evalution = 1
+    with pytest.raises((AttributeError, KeyError), match='Did you mean "kl_coef"'):
+        role(kl_coeff=1.0)
+    with pytest.raises((AttributeError, KeyError), match='Did you mean "steps"'):
+        load("toy_sft").get_config().stages.sft.step = 1
+
+
+def test_an_unknown_flag_of_the_command_names_the_nearest_key(tmp_path):
+    command = [
+        sys.executable, "launch/train.py", "--config=configs/toy.py", f"--workdir={tmp_path}",
+        "--config.train.qestions=4",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert 'Did you mean "questions"' in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+_STUDENT = "stages.student.programme"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"evaluation.teams": ("cascade", "choir")}, "evaluation.teams: 'choir' is unknown"),
-        ({"evaluation.split": "dev"}, "evaluation.split='dev'"),
-        ({"evaluation.num_runs": 0}, "num_runs=0"),
-        ({"model.template": "alpaca"}, "model.template='alpaca'"),
+        ({"evaluation.split": "dev"}, "evaluation.split: 'dev' is unknown"),
+        ({"evaluation.num_runs": 0}, "evaluation.num_runs=0 must be at least 1"),
+        ({"train.questions": 0}, "train.questions=0 must be at least 1"),
+        ({"train.candidates": 0}, "train.candidates=0 must be at least 1"),
+        ({"train.updates_per_batch": 0}, "train.updates_per_batch=0 must be at least 1"),
+        ({"certify.num_questions": 0}, "certify.num_questions=0 must be at least 1"),
+        ({"stages.teacher.steps": 0}, "stages.teacher.steps=0 must be at least 1"),
+        ({"train.temperature": 0.0}, "train.temperature=0.0 must be above 0"),
+        ({"train.remat": "some"}, "train.remat: 'some' is unknown"),
+        ({"train.optimizer.schedule": "cosin"}, "'cosin' is unknown; did you mean 'cosine'?"),
+        ({"model.template": "alpaca"}, "model.template: 'alpaca' is unknown"),
         ({"model.template": "qwen-instruct"}, "does not fit the shipped toy policy"),
         ({"model.checkpoint": "/nowhere"}, "model.checkpoint='/nowhere' is not a directory"),
+        ({"teacher.checkpoint": "/nowhere"}, "teacher.checkpoint='/nowhere' is not a directory"),
         (
             {"engine.context": 256},
             "budgets.cascade.context=384 exceeds engine.context=256; raise the engine's",
         ),
+        (
+            {"evaluation.teams": ("single",), "budgets.hierarchy.context": 512},
+            "budgets.hierarchy.context=512 exceeds engine.context=384",
+        ),
         ({"budgets.cascade.observation": 380}, "leave no room in context=384"),
+        (
+            {"train.row_length": 256},
+            "train.row_length=256 is below budgets.cascade.context=384",
+        ),
+        (
+            {"train.mesh.data": 3, "train.mesh.fsdp": 2},
+            "train.micro_rows=8 is not divisible by 6, which is train.mesh.data=3 x fsdp=2",
+        ),
+        ({"train.stages": ("teecher",)}, "'teecher' is unknown; did you mean 'teacher'?"),
+        ({"train.stages": ("teacher", "teacher")}, "('teacher', 'teacher') must name"),
+        ({"train.stages": ()}, "train.stages=() must name at least one"),
+        ({"stages.teacher.team": "cascde"}, "'cascde' is unknown; did you mean 'cascade'?"),
+        ({"stages.teacher.sampler": "orcale"}, "'orcale' is unknown; did you mean 'oracle'?"),
+        ({"stages.teacher.sampler": "oracle"}, "stage's sampler is 'oracle'"),
+        (
+            {"stages.teacher.sampler": "oracle", "model.prompts": "full"},
+            "reads the toy prompts only, and model.prompts='full'",
+        ),
+        (
+            {"stages.student.team": "cascade"},
+            "has rows for ['answerer', 'leader', 'searcher'] and its team, the cascade, acts as "
+            "['answerer', 'searcher']",
+        ),
+        ({"stages.teacher.team": "single"}, "the single, acts as ['searcher']"),
+        (
+            {"stages.teacher.programme.searcher.behaviour": "assignment"},
+            "stages.teacher.programme.searcher.behaviour='assignment'",
+        ),
+        (
+            {"train.group_size": 1},
+            "train.group_size=1, candidates=5 and group_by='question'; raise",
+        ),
+        (
+            {"train.candidates": 1, f"{_STUDENT}.answerer.group_by": "context"},
+            f"{_STUDENT}.answerer.advantages=('group',) compare a group, which has one member",
+        ),
+        (
+            {f"{_STUDENT}.leader.advantages": ("gae",)},
+            f"{_STUDENT}.leader.advantages=('gae',) need a critic, and train.value_head=False",
+        ),
+        ({"train.stages": ("student",)}, "reads 'teacher', and train.stages=('student',)"),
+        ({"train.stages": ("student", "teacher")}, "has no stage 'teacher' before it"),
+        (
+            {"stages.teacher.programme.answerer.kl_coef": 0.1},
+            "stages.teacher.programme.answerer reads 'teacher'",
+        ),
+        (
+            {"teacher.checkpoint": "/", "train.stages": ("teacher",)},
+            "teacher.checkpoint='/' takes the place of the stage 'teacher'",
+        ),
     ],
 )
 def test_contradictions_are_one_error_with_both_values(changes, message):
@@ -76,3 +298,116 @@ def test_contradictions_are_one_error_with_both_values(changes, message):
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=re.escape(message)):
         validate(config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"teacher.checkpoint": "/", "train.stages": ("student",)},
+        {"teacher.checkpoint": "/"},  # the stage "teacher" is then left out
+        {"train.group_size": 2},
+        {"train.group_size": 1, "stages.teacher.programme.searcher.advantages": (),
+         f"{_STUDENT}.leader.trained": False},
+        {f"{_STUDENT}.searcher.advantages": ("gae",), f"{_STUDENT}.searcher.trained": False},
+        {f"{_STUDENT}.searcher.teacher": "ema"},
+        {"train.stages": ("teacher",)},
+        {"train.mesh.data": 2, "train.mesh.fsdp": 4},
+    ],
+)  # fmt: skip
+def test_settings_that_look_odd_but_fit_are_accepted(changes):
+    config = default_config()
+    config.update_from_flattened_dict(changes)
+    validate(config)
+
+
+def test_a_single_agent_learns_with_one_row():
+    config = default_config()
+    programme = cascade_programme()
+    with programme.unlocked():
+        del programme["answerer"]
+    only_stage(config, "agent", team="single", sampler="policy", programme=programme)
+    validate(config)
+
+
+def test_a_reward_for_searching_is_a_searchers_alone():
+    rows = {"answerer": role(behaviour="search_activity").to_dict()}
+    with pytest.raises(ValueError, match=r"programme\.answerer\.behaviour='search_activity'"):
+        make_programme(rows)
+
+
+# --- one step of every config ---------------------------------------------------------------------
+
+SHRUNK = {  # the toy policy and a batch of a few rows, whatever the config is for
+    "seed": 3,
+    "train.questions": 2,
+    "train.micro_rows": 2,
+    "train.row_length": 384,
+    "train.validation_interval": 0,
+    "train.role_gradient_interval": 0,
+    "train.mesh.fsdp": 1,
+    "rollout.min_episodes": 1,
+    "rollout.failure_frac": 0.0,
+    "certify.ignore": True,
+    "certify.num_questions": 7,
+    "certify.num_runs": 1,
+}
+TOY_SECTIONS = ("model", "engine", "mesh", "budgets", "sampling")
+SLOW = set(CONFIGS) - {"opd", "toy", "toy_ppo_cascade", "toy_sft", "toy_exact_kl"}
+
+
+def shrink(config, teacher):
+    """One step of the config's last stage, small enough for a test; `teacher` is there already."""
+    toy = default_config()
+    config.update({name: toy[name].to_dict() for name in TOY_SECTIONS})
+    config.update_from_flattened_dict(SHRUNK)
+    config.train.group_size = min(config.train.group_size, 2)
+    last = config.train.stages[-1]
+    config.train.stages = (last,)
+    config.stages[last].steps = 1
+    config.teacher.checkpoint = str(teacher)
+    return config
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """Scene, engine and weights of all configs: shrunk, they have the same."""
+    config = default_config()
+    directory = assembly.checkpoint_directory(config)
+    scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
+    engines = assembly.make_engines(config, directory, scene.tokenizer)
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    model, start = hf.load(
+        directory,
+        dtype=jnp.float32,
+        shardings=qwen3.param_shardings(hf.load_config(directory), mesh),
+    )
+    return pipeline.Pipeline(
+        config=config, workdir=ROOT, start_directory=directory, scene=scene,
+        engines=Replicas(engines.engines[:1]), mesh=mesh, model=model, start=start,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CONFIGS],
+)
+def test_a_shrunk_config_takes_one_step(name, shared, tmp_path):
+    config = shrink(load(name).get_config(), shared.start_directory)
+    validate(config)
+    start, model = shared.start, shared.model
+    if config.train.value_head:
+        model = dataclasses.replace(model, value_head=True)
+        start = start | {"value_head": jnp.zeros(model.model_dim)}
+    ready = dataclasses.replace(shared, config=config, workdir=tmp_path, start=start, model=model)
+    done = pipeline.run(ready, Console(quiet=True))
+    (stage,) = config.train.stages
+    assert done == {stage: tmp_path / stage / "policy"}
+    (line,) = read(tmp_path / stage / "metrics.jsonl")
+    assert line["step"] == 0
+    assert line["rollout/failure_frac"] == 0.0
+    assert line["batch/too_long"] == 0
+    assert line["update/loss"] == line["update/loss"]
+    print(json.dumps({k: v for k, v in line.items() if "time" in k}))
+    _, trained = hf.load(done[stage], dtype=jnp.float32)
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), trained, shared.start)
+    assert line["update/skipped"] == 1.0 or max(jax.tree.leaves(moved)) > 0

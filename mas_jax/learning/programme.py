@@ -127,6 +127,11 @@ def _check(role: str, row: Row) -> None:
             f"{where}.group_by='context': only the answerer draws several candidates from one "
             "context; set 'question'"
         )
+    if row.behaviour == "search_activity" and role != "searcher":
+        raise ValueError(
+            f"{where}.behaviour='search_activity' counts a searcher's own searches; set "
+            "'assignment' for a leader, or 'none'"
+        )
     if row.policy_loss == "sft" and row.advantages:
         raise ValueError(
             f"{where}.policy_loss='sft' takes no advantage, got {row.advantages}; set advantages=()"
