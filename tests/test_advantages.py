@@ -171,6 +171,10 @@ def test_distillation_by_hand():
     got, metrics = distillation(teacher, old, mask, segments, **knobs)
     np.testing.assert_allclose(got, row(0.1, 0, -0.2, 0.05), rtol=1e-6)
     assert metrics["teacher_kl"] == (3.5, 3) and metrics["teacher_clip_frac"] == (1, 3)
+    # weights change no advantage, and weigh the metrics: -(1 * 1 - 5 * .5 + .5 * 2) of 3.5
+    weighted, metrics = distillation(teacher, old, row(1, 0, 0.5, 2), segments, **knobs)
+    np.testing.assert_array_equal(weighted, got)
+    assert metrics["teacher_kl"] == (0.5, 3.5) and metrics["teacher_clip_frac"] == (0.5, 3.5)
 
 
 def test_future_log_ratios_by_hand_skip_the_gap_and_stop_at_the_end_of_the_trace():
@@ -222,6 +226,14 @@ def test_whiten_by_hand():
     np.testing.assert_allclose(got, row(-1, 1, 0, 0) / math.sqrt(2 / 3), rtol=1e-5)
     np.testing.assert_array_equal(advantages.whiten(row(1, 3, 9, 2), mask & False, eps=1e-6), 0)
     np.testing.assert_array_equal(advantages.whiten(row(5, 5, 9, 5), mask, eps=1e-6), 0)
+
+
+def test_whiten_counts_a_weight_of_three_as_three_tokens():
+    # tokens 1, 3, 3, 3: mean 2.5, variance (2.25 + 3 * .25) / 4 = .75
+    got = advantages.whiten(row(1, math.nan, 3), row(1, 0, 3), eps=1e-6)
+    np.testing.assert_allclose(got, row(-1.5, 0, 0.5) / math.sqrt(0.75), rtol=1e-5)
+    small = advantages.whiten(row(1, math.nan, 3), row(0.01, 0, 0.03), eps=1e-6)
+    np.testing.assert_allclose(small, got, rtol=1e-5)  # sequences' weights sum to less than 1
 
 
 # --- per token: loops in float64, and what must not leak ------------------------------------------

@@ -26,6 +26,7 @@ from mas_jax.model import sharding
 from mas_jax.records import ROLES, Sample, StopReason, Trace
 
 PROGRAMME = dict.fromkeys(ROLES, ROW)
+MICRO_ROWS = default_config().train.micro_rows
 
 
 def make_credited(tokens, owners, *, role="searcher", advantage=0.0, reward=0.0, is_dropped=False):
@@ -50,7 +51,7 @@ def pack_alone(credited, programme=PROGRAMME, *, micro_rows=2, length=8, agree=l
 
 
 def packed_traces(batch):
-    """(tokens, owners, log-probs) of every segment of a batch."""
+    """(tokens, owners, log-probs, weights) of every segment of a batch."""
     found = []
     for m, b in np.ndindex(batch.tokens_MBT.shape[:2]):
         ids_T = batch.segment_ids_MBT[m, b]
@@ -60,7 +61,12 @@ def packed_traces(batch):
             found.append(
                 tuple(
                     tuple(array[m, b, at].tolist())
-                    for array in (batch.tokens_MBT, batch.owner_MBT, batch.sampler_logprobs_MBT)
+                    for array in (
+                        batch.tokens_MBT,
+                        batch.owner_MBT,
+                        batch.sampler_logprobs_MBT,
+                        batch.weights_MBT,
+                    )
                 )
             )
     return found
@@ -83,7 +89,8 @@ def test_packing_by_hand():
         make_credited([10, 11], [0, 2], advantage=1.5, reward=-1.0),
     ]  # fmt: skip
     batch, num_micro, stats = pack_alone(credited, programme, micro_rows=1, length=7)
-    # longest first: 5 opens row 0, 3 row 1, 2 fits behind the 5; the Answerer learns nothing
+    # longest first: 5 opens a row, 3 another, 2 fits behind the 5; the Answerer learns nothing;
+    # rows stand in a shuffled order, which of two leaves them as they are
     want = dict(
         tokens_MBT=[[[4, 5, 6, 7, 8, 10, 11]], [[1, 2, 3, 0, 0, 0, 0]]],
         segment_ids_MBT=[[[1, 1, 1, 1, 1, 2, 2]], [[1, 1, 1, 0, 0, 0, 0]]],
@@ -102,7 +109,7 @@ def test_packing_by_hand():
         np.testing.assert_array_equal(got, np.asarray(array, kind), err_msg=name)
     assert num_micro == 2
     assert stats.padding_frac == pytest.approx(4 / 14)
-    assert (stats.num_tokens, stats.num_traces) == (10, 3)
+    assert (stats.num_tokens, stats.num_traces, stats.merged_traces) == (10, 3, 0)
     assert (stats.too_long, stats.skipped_traces) == (0, 1)
 
 
@@ -135,6 +142,7 @@ def test_every_host_has_as_many_rows_as_the_fullest():
         array, same = getattr(batch, field.name), getattr(alone, field.name)
         np.testing.assert_array_equal(array[:2], same)
         assert not array[2:].any(), field.name
+    assert Counter(packed_traces(batch)) == Counter(packed_traces(alone))
     assert stats.padding_frac == pytest.approx(1 - 3 / 10)
 
 
@@ -184,8 +192,13 @@ def test_no_trace_is_lost_or_doubled(sizes, micro_rows, extra):
         credited, micro_rows=micro_rows, length=10, agree=lambda rows: rows + extra
     )
     kept = [c.trace for c in credited if len(c.trace.tokens) <= 10]
-    assert Counter(packed_traces(batch)) == Counter((t.tokens, t.owners, t.logprobs) for t in kept)
-    assert stats.num_traces == len(kept)
+    times = Counter((t.tokens, t.owners, t.logprobs) for t in kept)
+    want = [
+        (*key, tuple(float(n * (o > 0 and t > 0)) for t, o in enumerate(key[1])))
+        for key, n in times.items()
+    ]
+    assert sorted(packed_traces(batch)) == sorted(want)
+    assert (stats.num_traces, stats.merged_traces) == (len(times), len(kept) - len(times))
     assert stats.too_long == len(sizes) - len(kept)
     assert stats.num_tokens == np.count_nonzero(batch.segment_ids_MBT)
     assert not batch.segment_ids_MBT[num_micro:].any()
@@ -202,6 +215,56 @@ def test_the_order_of_episodes_changes_no_array():
     want = batch_of(episodes)
     got = batch_of(random.Random(0).sample(episodes, len(episodes)))
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_rows_stand_in_an_order_that_does_not_follow_the_lengths():
+    """Filled longest first, the first micro-batches would hold the longest traces alone."""
+    batch, num_micro, _ = pack_alone(sized(*range(33, 65)), micro_rows=4, length=64)
+    sizes_MB = np.count_nonzero(batch.segment_ids_MBT[:num_micro], axis=-1)
+    assert sorted(sizes_MB.ravel().tolist()) == list(range(33, 65))
+    by_length = np.sort(sizes_MB.ravel())[::-1].reshape(sizes_MB.shape)
+    assert np.ptp(sizes_MB.mean(axis=1)) < 0.6 * np.ptp(by_length.mean(axis=1))
+    again, _, _ = pack_alone(sized(*range(33, 65)), micro_rows=4, length=64)
+    jax.tree.map(np.testing.assert_array_equal, again, batch)
+
+
+# --- equal traces ---------------------------------------------------------------------------------
+
+
+def test_equal_traces_by_hand_are_one_with_their_number_as_weight():
+    one = make_credited([1, 2, 3], [0, 2, 2], advantage=0.5, reward=0.25)
+    other = make_credited([4, 5, 6, 7], [0, 1, 0, 1], role="leader", reward=1.0, is_dropped=True)
+    elsewhere = replace(one, trace=replace(one.trace, question="r", rollout=3, path="x"))
+    programme = {"searcher": ROW, "leader": replace(ROW, aggregation="sequence")}
+    credited = [one, other, elsewhere, other, one]
+    batch, _, stats = pack_alone(credited, programme, micro_rows=1, length=7)
+    assert (stats.num_traces, stats.merged_traces, stats.num_tokens) == (2, 3, 7)
+    # of the Leader's two sequences each token is half: 2 / 2
+    np.testing.assert_array_equal(batch.tokens_MBT[0, 0], [4, 5, 6, 7, 1, 2, 3])
+    np.testing.assert_array_equal(batch.weights_MBT[0, 0], [0, 1, 0, 1, 0, 3, 3])
+    np.testing.assert_array_equal(batch.policy_weights_MBT[0, 0], [0, 0, 0, 0, 0, 3, 3])
+    np.testing.assert_array_equal(batch.advantages_MBT[0, 0], [0, 0, 0, 0, 0, 0.5, 0.5])
+    np.testing.assert_array_equal(batch.rewards_MBT[0, 0], [0, 0, 0, 1, 0, 0, 0.25])
+
+
+DIFFERENT = {
+    "token": make_credited([1, 2, 9], [0, 2, 2], advantage=0.5, reward=1.0),
+    "owner": make_credited([1, 2, 3], [0, 0, 2], advantage=0.5, reward=1.0),
+    "role": make_credited([1, 2, 3], [0, 2, 2], role="leader", advantage=0.5, reward=1.0),
+    "advantage": make_credited([1, 2, 3], [0, 2, 2], advantage=0.4, reward=1.0),
+    "dropped": make_credited([1, 2, 3], [0, 2, 2], advantage=0.5, reward=1.0, is_dropped=True),
+    "reward": make_credited([1, 2, 3], [0, 2, 2], advantage=0.5, reward=0.0),
+}
+
+
+@pytest.mark.parametrize("what", [*DIFFERENT, "log-prob"])
+def test_traces_that_differ_in_what_the_update_reads_stay_apart(what):
+    one = make_credited([1, 2, 3], [0, 2, 2], advantage=0.5, reward=1.0)
+    other = DIFFERENT.get(what) or replace(one, trace=replace(one.trace, logprobs=(0, -0.5, -0.4)))
+    critic = {**PROGRAMME, "searcher": replace(ROW, advantages=("gae",))}
+    assert pack_alone([one, other], critic)[2].merged_traces == 0
+    # only a critic reads the reward itself
+    assert pack_alone([one, other])[2].merged_traces == (what == "reward")
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -287,17 +350,39 @@ def toy_episodes(team):
     )  # fmt: skip
 
 
+def told_apart(credited):
+    """As many traces, none equal to another: what a policy that never repeats itself would say."""
+    rng = np.random.default_rng(0)
+    return [
+        replace(c, trace=replace(c.trace, logprobs=tuple(-rng.random(len(c.trace.tokens)))))
+        for c in credited
+    ]
+
+
 @pytest.mark.parametrize("length", [256, 384])
 @pytest.mark.parametrize("team", ["cascade", "hierarchy"])
 def test_padding_of_the_toy_workload_is_below_a_tenth(team, length):
     credited, _ = credit(toy_episodes(team), PROGRAMME)
-    batch, num_micro, stats = pack_alone(credited, micro_rows=8, length=length)
+    batch, num_micro, stats = pack_alone(told_apart(credited), micro_rows=MICRO_ROWS, length=length)
     assert stats.num_traces == len(credited) > 600
-    assert (stats.too_long, stats.skipped_traces) == (0, 0)
+    assert (stats.too_long, stats.skipped_traces, stats.merged_traces) == (0, 0, 0)
     assert stats.padding_frac < 0.1
-    num_positions = num_micro * 8 * length
+    num_positions = num_micro * MICRO_ROWS * length
     assert stats.padding_frac == 1 - np.count_nonzero(batch.segment_ids_MBT) / num_positions
     assert num_micro <= batch.tokens_MBT.shape[0] < 2 * num_micro
+
+
+@pytest.mark.parametrize("team", ["cascade", "hierarchy"])
+def test_merging_the_toy_workload_leaves_less_than_half_and_full_rows(team):
+    credited, _ = credit(toy_episodes(team), PROGRAMME)
+    batch, num_micro, stats = pack_alone(credited, micro_rows=MICRO_ROWS, length=256)
+    assert stats.num_traces + stats.merged_traces == len(credited)
+    assert stats.num_tokens < 0.5 * sum(len(c.trace.tokens) for c in credited)
+    num_rows = np.count_nonzero(batch.segment_ids_MBT.any(axis=-1))
+    assert num_micro == -(-num_rows // MICRO_ROWS)
+    assert stats.num_tokens > 0.95 * num_rows * 256  # the rest: rows to fill the last micro-batch
+    num_owned = sum(sum(o > 0 for o in c.trace.owners[1:]) for c in credited)
+    assert batch.weights_MBT.sum(dtype=np.float64) == num_owned
 
 
 # --- onto the mesh --------------------------------------------------------------------------------

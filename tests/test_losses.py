@@ -71,6 +71,10 @@ def assert_equal_results(left, right):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-5)
 
 
+def is_max(name: str) -> bool:
+    return name.endswith("_max")
+
+
 def mean(metric) -> float:
     return float(metric[0] / metric[1])
 
@@ -92,11 +96,12 @@ def test_ppo_by_hand_clips_each_side_where_it_would_gain_and_bounds_bad_likely_t
     #  -min(3, 2.6) = -2.6 clipped    -min(1, 1.6) = -1      -min(-1, -1.6) = 1.6 clipped
     #  -min(-3, -2.6) = 3             min(8, 6) = 6 dual     0.5 * -2.6 = -1.3 clipped
     np.testing.assert_allclose(total, -2.6 - 1 + 1.6 + 3 + 6 - 1.3, rtol=1e-6)
-    np.testing.assert_allclose(mean(metrics["clip_frac"]), 4 / 6, rtol=1e-6)
-    np.testing.assert_allclose(mean(metrics["ratio"]), (1.5 + 0.5 + 0.5 + 1.5 + 4 + 4) / 6, 1e-6)
+    # metrics weigh as the loss does: 1 + 1 + 1 + .5 of 5.5 clipped, and half of the second 4
+    np.testing.assert_allclose(metrics["clip_frac"], (3.5, 5.5), rtol=1e-6)
+    np.testing.assert_allclose(metrics["ratio"], (1.5 + 0.5 + 0.5 + 1.5 + 4 + 2, 5.5), rtol=1e-6)
     np.testing.assert_allclose(metrics["log_ratio_abs_max"], (math.log(4), 1), rtol=1e-6)
-    # sum of r - 1 - log r = 12 - 6 - log(1.5 * .5 * .5 * 1.5 * 4 * 4) = 6 - log 9
-    np.testing.assert_allclose(metrics["approx_kl"], (6 - math.log(9), 6), rtol=1e-5)
+    # sum of w (r - 1 - log r) = 10 - 5.5 - log(1.5 * .5 * .5 * 1.5 * 4 * sqrt 4) = 4.5 - log 4.5
+    np.testing.assert_allclose(metrics["approx_kl"], (4.5 - math.log(4.5), 5.5), rtol=1e-5)
     assert mean(metrics["log_ratio_clamp_frac"]) == 0
 
 
@@ -143,12 +148,12 @@ def test_cispo_by_hand_weighs_log_probs_and_keeps_the_clipped_tokens_gradient():
 
 def test_kl_estimators_by_hand():
     x, reference, weights = jnp.log(row(0.5, 0.5)), jnp.log(row(0.25, 0.5)), row(2, 1)
-    # log-ratio log 2 with weight 2; 2 * (1/2 + log 2 - 1) for k3 as d = -log 2
+    # log-ratio log 2 with weight 2, and 0 with weight 1; 1/2 + log 2 - 1 for k3 as d = -log 2
     log_2 = math.log(2)
     for name, expected in {"k1": log_2, "k2": log_2**2 / 2, "k3": log_2 - 0.5}.items():
         total, metrics = kl(x, reference, weights, estimator=name)
         np.testing.assert_allclose(total, 2 * expected, rtol=1e-6)
-        np.testing.assert_allclose(metrics["kl"], (expected, 2), rtol=1e-6)
+        np.testing.assert_allclose(metrics["kl"], (2 * expected, 3), rtol=1e-6)
         np.testing.assert_allclose(metrics["kl_log_ratio_abs_max"], (log_2, 1), rtol=1e-6)
 
 
@@ -169,22 +174,22 @@ def test_log_ratios_are_clamped_and_counted():
 def test_sft_entropy_and_divergence_by_hand_are_weighted_sums():
     x, weights = row(-2, -3, -7), row(1, 0.5, 0)
     assert losses.sft(x, weights)[0] == 2 + 1.5
-    assert losses.sft(x, weights)[1] == {"nll": (5, 2)}
+    assert losses.sft(x, weights)[1] == {"nll": (3.5, 1.5)}
     assert losses.entropy_bonus(-x, weights)[0] == -(2 + 1.5)
-    assert losses.entropy_bonus(-x, weights)[1] == {"entropy": (5, 2)}
+    assert losses.entropy_bonus(-x, weights)[1] == {"entropy": (3.5, 1.5)}
     assert losses.divergence(-x, weights)[0] == 2 + 1.5
-    assert losses.divergence(-x, weights)[1] == {"divergence": (5, 2)}
+    assert losses.divergence(-x, weights)[1] == {"divergence": (3.5, 1.5)}
 
 
 def test_value_loss_by_hand_takes_the_larger_of_both_errors():
     values, old, returns, weights = row(2, 1, 5), row(1, 1, 5), row(3, 0, 0), row(1, 2, 0)
     # free: (1 + 2 * 1) / 2 = 1.5
     total, metrics = value_loss(values, old, returns, weights, clip=0.0)
-    assert total == 1.5 and metrics["value_clip_frac"] == (0, 2)
+    assert total == 1.5 and metrics["value_clip_frac"] == (0, 3)
     # held: 2 becomes 1.5, whose error 1.5^2 = 2.25 is the larger: (2.25 + 2) / 2
     total, metrics = value_loss(values, old, returns, weights, clip=0.5)
-    assert total == 2.125 and metrics["value_clip_frac"] == (1, 2)
-    assert metrics["value_squared_error"] == (2, 2) and metrics["return"] == (3, 2)
+    assert total == 2.125 and metrics["value_clip_frac"] == (1, 3)
+    assert metrics["value_squared_error"] == (3, 3) and metrics["return"] == (3, 3)
 
 
 def test_importance_weights_by_hand():
@@ -217,6 +222,13 @@ def test_sequence_mean_by_hand():
     np.testing.assert_array_equal(
         losses.sequence_mean(x, mask, segments), row(2, 0, 2, 10, 0, 4)
     )  # (1 + 3) / 2, 10 / 1, none, 4 / 1
+
+
+def test_a_metric_is_the_weighted_sum_and_the_sum_of_weights():
+    x, weights = row(2, math.nan, 3, 5), row(1, 0, 0.5, 2)
+    np.testing.assert_array_equal(losses.token_mean(x, weights), (2 + 1.5 + 10, 3.5))
+    np.testing.assert_array_equal(losses.token_mean(x, weights != 0), (10, 3))  # a mask weighs 1
+    np.testing.assert_array_equal(losses.token_mean(x > 2, weights), (2.5, 3.5))
 
 
 def test_metrics_of_parts_merge_to_those_of_the_whole():
@@ -340,7 +352,7 @@ def test_padding_and_row_order_change_nothing(name):
 
 
 @each_loss
-def test_micro_batches_add_up_and_weights_scale_the_loss_but_not_the_metrics(name):
+def test_micro_batches_add_up_and_weights_scale_loss_and_metrics_alike(name):
     d = make_data(2)
     total, grads, metrics = value_and_grad(name, d)
     parts = [value_and_grad(name, {k: v[rows] for k, v in d.items()}) for rows in ([0, 1], [2, 3])]
@@ -348,7 +360,20 @@ def test_micro_batches_add_up_and_weights_scale_the_loss_but_not_the_metrics(nam
     assert_equal_results((total, metrics), (parts[0][0] + parts[1][0], merged))
     np.testing.assert_allclose(np.concatenate([part[1] for part in parts]), grads, rtol=1e-6)
     tripled = value_and_grad(name, d | {"weights": 3 * d["weights"]})
-    assert_equal_results((3 * total, 3 * grads, metrics), tripled)
+    scaled = {key: metric if is_max(key) else (3 * metric[0], 3 * metric[1])
+              for key, metric in metrics.items()}  # fmt: skip
+    assert_equal_results((3 * total, 3 * grads, scaled), tripled)
+
+
+@each_loss
+def test_a_weight_of_two_is_the_trace_twice(name):
+    d = make_data(3)
+    doubled = np.asarray([1, 2, 1, 2], np.float32)[:, None]
+    total, grads, metrics = value_and_grad(name, d | {"weights": doubled * d["weights"]})
+    twice = value_and_grad(name, {key: array[[0, 1, 1, 2, 3, 3]] for key, array in d.items()})
+    assert_equal_results((total, metrics), (twice[0], twice[2]))
+    # the two copies' gradients add up in the parameters
+    np.testing.assert_allclose(grads, doubled * twice[1][jnp.asarray([0, 1, 3, 4])], rtol=1e-6)
 
 
 @each_loss

@@ -186,12 +186,16 @@ def gae(
     return advantages_TB.T, advantages_TB.T + values_BT
 
 
-def whiten(x_BT: jax.Array, mask_BT: jax.Array, *, eps: float) -> jax.Array:
-    """x less its mean over the mask, divided by its deviation there plus eps; 0 where masked.
+def whiten(x_BT: jax.Array, weights_BT: jax.Array, *, eps: float) -> jax.Array:
+    """x less its weighted mean, divided by its deviation (population's) plus eps; 0 where masked.
 
-    For any shape: give it the whole batch, not one micro-batch of it. Deviation: population's.
+    For any shape: give it the whole batch, not one micro-batch of it. A weight of 0 masks out; a
+    bool mask weighs 1.
     """
+    mask_BT, weights_BT = weights_BT != 0, weights_BT.astype(jnp.float32)
     (x_BT,) = masked(mask_BT, x_BT)
-    count = jnp.maximum(jnp.sum(mask_BT, dtype=x_BT.dtype), 1.0)
-    (centred_BT,) = masked(mask_BT, x_BT - jnp.sum(x_BT) / count)
-    return centred_BT / (jnp.sqrt(jnp.sum(jnp.square(centred_BT)) / count) + eps)
+    total = jnp.sum(weights_BT)
+    total = jnp.where(total > 0, total, 1.0)
+    (centred_BT,) = masked(mask_BT, x_BT - jnp.sum(weights_BT * x_BT) / total)
+    variance = jnp.sum(weights_BT * jnp.square(centred_BT)) / total
+    return centred_BT / (jnp.sqrt(variance) + eps)

@@ -93,11 +93,8 @@ def values_of(params: qwen3.Params, head: logprobs.Head) -> jax.Array:
     return jnp.roll(qwen3.values(params, head.hidden_BTD), 1, axis=1).at[:, 0].set(0.0)
 
 
-def token_counts(programme: Programme, batch: TokenBatch) -> dict[str, dict[str, jax.Array]]:
-    """Weight of each role's tokens in the whole batch: of the "policy" stream, and of "all" others.
-
-    With aggregation "all_tokens" a role counts those of every role that learns.
-    """
+def own_counts(programme: Programme, batch: TokenBatch) -> dict[str, dict[str, jax.Array]]:
+    """Weight of each role's tokens in the whole batch: of the "policy" stream, and of "all"."""
     is_learned = learned(batch.weights_MBT, batch.segment_ids_MBT)
     weights = {"policy": batch.policy_weights_MBT, "all": batch.weights_MBT}
 
@@ -105,10 +102,19 @@ def token_counts(programme: Programme, batch: TokenBatch) -> dict[str, dict[str,
         is_own = is_learned & (batch.owner_MBT == ROLES[role])
         return jnp.sum(jnp.where(is_own, weights[name], 0.0))
 
-    own = {role: {name: _count(name, role) for name in weights} for role in programme}
+    return {role: {name: _count(name, role) for name in weights} for role in programme}
+
+
+def token_counts(
+    programme: Programme, own: Mapping[str, Mapping[str, jax.Array]]
+) -> dict[str, Mapping[str, jax.Array]]:
+    """What divides each role's streams, from `own_counts`: the "policy" stream, and "all" others.
+
+    With aggregation "all_tokens" a role counts the tokens of every role that learns.
+    """
     every = {
         name: sum(own[role][name] for role, row in programme.items() if row.learns)
-        for name in weights
+        for name in ("policy", "all")
     }
     return {
         role: every if row.aggregation == "all_tokens" else own[role]

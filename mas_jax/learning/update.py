@@ -23,6 +23,7 @@ from mas_jax.learning.objective import (
     head_of,
     learned,
     objective,
+    own_counts,
     token_counts,
     values_of,
 )
@@ -36,8 +37,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 @dataclass(frozen=True)
 class OptimizerSettings:
     """AdamW. The learning rate warms up linearly over warmup_steps updates, then is constant or
-    falls to 0 at the last update; moment_dtype: of the first moment, the second has the weights'.
-    """
+    falls, to be 0 after the last update; moment_dtype: of the first moment, the second has the
+    weights'."""
 
     learning_rate: float
     warmup_steps: int
@@ -179,7 +180,8 @@ def make_score(forward: Forward, mesh: Mesh) -> Callable:
 def make_gae(programme: Programme, mesh: Mesh, *, whiten: bool) -> Callable:
     """Compiled (batch, values_MBT) -> advantages and returns [M, B, T] of the roles with a critic.
 
-    Computed on the whole batch; whiten: advantages less their mean, over their deviation.
+    Computed on the whole batch; whiten: advantages less their mean, over their deviation, in which
+    tokens weigh as they do in the loss.
     """
     at = batch_sharding(mesh)
 
@@ -201,7 +203,8 @@ def make_gae(programme: Programme, mesh: Mesh, *, whiten: bool) -> Callable:
             total_BT, any_BT = total_BT + own_BT, any_BT | mask_BT
             returns_BT = returns_BT + jnp.where(mask_BT, own_returns_BT, 0.0)
         if whiten:
-            total_BT = advantages.whiten(total_BT, any_BT, eps=1e-8)
+            weights_BT = jnp.where(any_BT, flat_batch.weights_MBT, 0.0)
+            total_BT = advantages.whiten(total_BT, weights_BT, eps=1e-8)
         return total_BT.reshape(shape), returns_BT.reshape(shape)
 
     return jax.jit(_gae, in_shardings=(at, at), out_shardings=(at, at))
@@ -220,7 +223,8 @@ def make_gradients(
     params_at, at = qwen3.param_shardings(forward.config, mesh), batch_sharding(mesh)
 
     def _gradients(params, batch, scores, exact, num_micro, role_weights):
-        counts = token_counts(programme, batch)
+        own = own_counts(programme, batch)
+        counts = token_counts(programme, own)
 
         def _loss(params, index):
             return objective(
@@ -242,8 +246,8 @@ def make_gradients(
         for role, row in programme.items():
             if row.learns:
                 one = jnp.float32(1.0)
-                metrics[f"{role}/tokens"] = (counts[role]["all"], one)
-                metrics[f"{role}/policy_tokens"] = (counts[role]["policy"], one)
+                metrics[f"{role}/tokens"] = (own[role]["all"], one)
+                metrics[f"{role}/policy_tokens"] = (own[role]["policy"], one)
         return gradient, metrics | {"loss": (loss, jnp.float32(1.0))}
 
     jitted = jax.jit(
@@ -307,7 +311,7 @@ def make_apply(
 
 def make_drift(programme: Programme, mesh: Mesh) -> Callable:
     """Compiled (batch, reference log-probs, num_micro) -> {role: (sum, count)} of k1 estimates of
-    KL(sampler || reference), over the learned tokens of the first micro-batches.
+    KL(sampler || reference), over the learned tokens of the first micro-batches, as they weigh.
     """
     at, everywhere = batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
 
@@ -316,7 +320,10 @@ def make_drift(programme: Programme, mesh: Mesh) -> Callable:
         is_learned = learned(batch.weights_MBT, batch.segment_ids_MBT) & is_first
         gap_MBT = batch.sampler_logprobs_MBT - reference_MBT
         return {
-            role: losses.token_mean(gap_MBT, is_learned & (batch.owner_MBT == ROLES[role]))
+            role: losses.token_mean(
+                gap_MBT,
+                jnp.where(is_learned & (batch.owner_MBT == ROLES[role]), batch.weights_MBT, 0.0),
+            )
             for role in programme
         }
 
