@@ -10,6 +10,7 @@ from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
+from mas_jax.agents import rollout
 from mas_jax.learning import assembly, demo, loop, pipeline
 
 CONFIG = config_flags.DEFINE_config_file("config", "configs/demo.py", "config file")
@@ -27,6 +28,8 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     try:
         demo.run(prepared, Console())
+    except (pipeline.NotCertified, rollout.TooManyFailures) as error:
+        raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)
 

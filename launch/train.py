@@ -11,6 +11,7 @@ from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
+from mas_jax.agents import rollout
 from mas_jax.learning import assembly, loop, pipeline
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
@@ -29,6 +30,8 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     try:
         done = pipeline.run(prepared, Console())
+    except (pipeline.NotCertified, rollout.TooManyFailures) as error:
+        raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)
         return

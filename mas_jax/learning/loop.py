@@ -79,8 +79,9 @@ class TrainSettings:
 class Stage:
     """One stage of training. `sample` draws from what `publish` was last given.
 
-    config: as JSON, for the checkpoint. start: parameters on the training mesh, from which the
-    policy departs. validate: measure of the published policy, larger is better.
+    config: as JSON, for the checkpoint. start: makes the parameters on the training mesh from which
+    the policy departs; reference: the same, kept to measure how far it has gone. validate: measure
+    of the published policy after so many steps, larger is better.
     """
 
     name: str
@@ -93,12 +94,14 @@ class Stage:
     publish: Callable[[qwen3.Params], None]
     sampler_counts: Callable[[], Mapping[str, float]]
     validate: Callable[[int], float]
-    start: qwen3.Params
+    start: Callable[[], qwen3.Params]
+    reference: qwen3.Params
     forward: Forward
     mesh: Mesh
     teachers: Mapping[str, Teacher]
     optimizer: update.OptimizerSettings
     ema_decay: float
+    param_dtype: str
     limits: Limits
     alarms: AlarmSettings
     settings: TrainSettings
@@ -161,11 +164,12 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
     trainer = Trainer(
         stage.programme, stage.forward, stage.mesh, optimizer, stage.teachers,
         updates_per_batch=s.updates_per_batch, whiten=s.whiten, ema_decay=stage.ema_decay,
+        param_dtype=stage.param_dtype,
     )  # fmt: skip
     with Checkpointer(workdir / "checkpoints", keep=s.keep_checkpoints) as checkpoints:
         restored = checkpoints.restore(trainer.abstract_state)
         if restored is None:
-            state, best = trainer.init(stage.start), None
+            state, best = trainer.init(stage.start()), None
         else:
             check_config(restored.meta["config"], stage.config, free=FREE)
             state, best = restored.state, restored.meta["best"]
@@ -243,7 +247,7 @@ def _step(
         batch = packing.globalise(batch, stage.mesh)
     with phases("score"):
         scores = trainer.scores(state, batch, num_micro)
-        values |= trainer.drift(stage.start, batch, num_micro, frac=s.drift_frac)
+        values |= trainer.drift(stage.reference, batch, num_micro, frac=s.drift_frac)
     if s.role_gradient_interval and step % s.role_gradient_interval == 0:
         with phases("role_gradients"):
             values |= trainer.role_norms(state, batch, scores, num_micro)

@@ -43,7 +43,10 @@ TEACHER = "teacher"  # the stage, and the name that rows give its weights
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """What all stages share: the config, what they play in, and where they start."""
+    """What all stages share: the config, what they play in, and where they start.
+
+    reference: the starting policy in the dtype of `train.dtype`, frozen.
+    """
 
     config: ConfigDict
     workdir: Path
@@ -52,7 +55,7 @@ class Pipeline:
     engines: Replicas
     mesh: jax.sharding.Mesh
     model: qwen3.ModelConfig
-    start: qwen3.Params
+    reference: qwen3.Params
 
 
 def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
@@ -80,7 +83,9 @@ def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
         engines=assembly.make_engines(config, directory, tokenizer),
         mesh=mesh,
         model=model,
-        start=_load(directory, mesh, value_head=config.train.value_head),
+        reference=_load(
+            directory, mesh, dtype=config.train.dtype, value_head=config.train.value_head
+        ),
     )
 
 
@@ -96,14 +101,18 @@ def _training_devices(config: ConfigDict) -> list[jax.Device]:
     return devices[:size]
 
 
-def _load(directory: Path, mesh: jax.sharding.Mesh, *, value_head: bool) -> qwen3.Params:
-    """Float32 parameters on the training mesh; a value head starts at 0."""
+def _load(
+    directory: Path, mesh: jax.sharding.Mesh, *, dtype: str, value_head: bool
+) -> qwen3.Params:
+    """Parameters on the training mesh; a value head starts at 0."""
     model = load_config(directory)
-    _, params = hf.load(directory, dtype=jnp.float32, shardings=qwen3.param_shardings(model, mesh))
+    _, params = hf.load(
+        directory, dtype=jnp.dtype(dtype), shardings=qwen3.param_shardings(model, mesh)
+    )
     if value_head:
         with_head = dataclasses.replace(model, value_head=True)
         at = qwen3.param_shardings(with_head, mesh)["value_head"]
-        params = params | {"value_head": jnp.zeros(model.model_dim, jnp.float32, device=at)}
+        params = params | {"value_head": jnp.zeros(model.model_dim, dtype, device=at)}
     return params
 
 
@@ -143,11 +152,12 @@ def _remember(config: ConfigDict, workdir: Path) -> None:
 
 def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
     """The frozen teachers that there are by now: the start, and the trained one if any."""
-    found = {"initial": Teacher("initial", pipeline.start, pipeline.model)}
+    found = {"initial": Teacher("initial", pipeline.reference, pipeline.model)}
     given = pipeline.config.teacher.checkpoint
     directory = Path(given) if given else pipeline.workdir / TEACHER / "policy"
     if (directory / "config.json").exists():
-        params = _load(directory, pipeline.mesh, value_head=False)
+        dtype = pipeline.config.train.dtype
+        params = _load(directory, pipeline.mesh, dtype=dtype, value_head=False)
         found[TEACHER] = Teacher(TEACHER, params, load_config(directory))
     return found
 
@@ -194,7 +204,10 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         publish=pipeline.engines.set_params,
         sampler_counts=lambda: pipeline.engines.metrics,
         validate=lambda step: _validate(pipeline, name, section.team, step),
-        start=pipeline.start,
+        start=lambda: _load(
+            pipeline.start_directory, pipeline.mesh, dtype=t.param_dtype, value_head=t.value_head
+        ),
+        reference=pipeline.reference,
         forward=Forward(
             config=pipeline.model, temperature=t.temperature, chunk=t.chunk, dtype=t.dtype,
             remat=t.remat, backend=t.backend,
@@ -203,6 +216,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         teachers=_teachers(pipeline),
         optimizer=OptimizerSettings(**t.optimizer),
         ema_decay=config.teacher.ema_decay,
+        param_dtype=t.param_dtype,
         limits=Limits(**config.rollout),
         alarms=AlarmSettings(**alarms),
         settings=loop.TrainSettings(**{k: v for k, v in t.to_dict().items() if k in fields}),

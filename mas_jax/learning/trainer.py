@@ -36,6 +36,7 @@ class Trainer:
         updates_per_batch: int,
         whiten: bool,
         ema_decay: float,
+        param_dtype: str = "float32",
     ) -> None:
         rows = [row for row in programme.values() if row.learns]
         self.has_critic = any("gae" in row.advantages for row in rows)
@@ -61,7 +62,7 @@ class Trainer:
         self._gae = update.make_gae(programme, mesh, whiten=whiten)
         self._drift = update.make_drift(programme, mesh)
         self.shapes, self.shardings = update.state_shardings(
-            optimizer, forward.config, mesh, dtype="float32", with_average=self.has_average
+            optimizer, forward.config, mesh, dtype=param_dtype, with_average=self.has_average
         )
         self._apply = update.make_apply(optimizer, self.shardings, ema_decay=ema_decay)
 

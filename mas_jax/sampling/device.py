@@ -145,7 +145,7 @@ class Device:
     @functools.cached_property
     def _split(self) -> Callable[[qwen3.Params], qwen3.Params]:
         """Compiled: parameters with a list of layers, since decode steps unroll them, and fused
-        where no dimension of them is split over devices."""
+        where no dimension of them is split over devices; matrices in the dtype they are used in."""
         is_split = self._mesh is not None and self._mesh.size > 1
 
         def _layer(params, index):
@@ -153,6 +153,12 @@ class Device:
             return layer if is_split else qwen3.fuse_layer(layer)
 
         def _by_layer(params):
+            masks = qwen3.decay_mask(self.config)  # True for matrices, which are cast at use anyway
+            params = jax.tree.map(
+                lambda x, is_matrix: x.astype(self.settings.dtype) if is_matrix else x,
+                params,
+                masks,
+            )
             layers = [_layer(params, index) for index in range(self.config.num_layers)]
             return params | {"layers": layers}
 
