@@ -78,12 +78,13 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     traces = [trace for episode in episodes for trace in episode.traces]
     for role in sorted({trace.role for trace in traces}):
         own = [trace for trace in traces if trace.role == role]
+        agents = len({(t.question, t.rollout, t.path, t.candidate) for t in own})
         turns = [turn for trace in own for turn in trace.turns]
         stops = Counter(turn.stop_reason for turn in turns)
         cut = stops[StopReason.LENGTH] + stops[StopReason.CONTEXT]
         values |= {
-            f"rollout/{role}/agents": len(own) / count,
-            f"rollout/{role}/length": sum(t.end - t.start for t in turns) / max(len(own), 1),
+            f"rollout/{role}/agents": agents / count,
+            f"rollout/{role}/length": sum(t.end - t.start for t in turns) / agents,
             f"rollout/{role}/valid_action_frac": sum(t.action != "invalid" for t in turns)
             / max(len(turns), 1),
             f"rollout/{role}/cut_off_frac": cut / max(len(turns), 1),
