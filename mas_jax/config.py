@@ -123,7 +123,7 @@ def default_config() -> ConfigDict:
         dict(
             stages=("teacher", "student"), questions=16, group_size=8, candidates=5,
             updates_per_batch=1, temperature=1.0,
-            micro_rows=8, row_length=384, chunk=1024, mesh=dict(data=1, fsdp=1, tensor=1),
+            micro_rows=4, row_length=384, chunk=1024, mesh=dict(data=1, fsdp=1, tensor=1),
             dtype="float32", param_dtype="float32", remat="none", backend="auto",
             value_head=False, whiten=True,
             checkpoint_interval=10, keep_checkpoints=2,

@@ -266,7 +266,7 @@ def make_gradients(
 def make_apply(
     optimizer: optax.GradientTransformation, states_at: TrainState, *, ema_decay: float
 ) -> Callable:
-    """Compiled (state, gradient, is_step_end) -> (state, metrics); both are donated.
+    """Compiled (state, gradient, is_step_end) -> (state, metrics); the state is donated.
 
     A gradient that is not finite, or all zero, leaves parameters, optimizer and average as they
     are; the step counts all the same (it advances where is_step_end, since a step may have several
@@ -305,7 +305,7 @@ def make_apply(
         _apply,
         in_shardings=(states_at, params_at, everywhere),
         out_shardings=(states_at, everywhere),
-        donate_argnums=(0, 1),
+        donate_argnums=(0,),
     )
 
 
