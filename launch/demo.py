@@ -11,7 +11,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, demo, loop, pipeline
+from mas_jax.learning import assembly, demo, loop, pipeline, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", "configs/demo.py", "config file")
 WORKDIR = flags.DEFINE_string("workdir", "runs/demo", "where policies, records and the plot go")
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     try:
         demo.run(prepared, Console())
-    except (pipeline.NotCertified, rollout.TooManyFailures) as error:
+    except (pipeline.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)

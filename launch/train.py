@@ -12,7 +12,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, loop, pipeline
+from mas_jax.learning import assembly, loop, pipeline, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
 WORKDIR = flags.DEFINE_string("workdir", None, "where checkpoints, metrics and policies go")
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     try:
         done = pipeline.run(prepared, Console())
-    except (pipeline.NotCertified, rollout.TooManyFailures) as error:
+    except (pipeline.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)

@@ -8,6 +8,8 @@ import importlib.resources
 import logging
 import math
 import os
+import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +50,9 @@ class Scene:
 
 
 def start_process() -> None:
-    """What every launch script does first: one log, and an engine for each core of a CPU."""
+    """What every launch script does first: one log, an engine for each core of a CPU, and an end
+    with code 0 at SIGTERM, since what is not saved then is done again; `loop.train` saves first."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     logging.getLogger().setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.WARNING)  # a page of Orbax's for every save
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):

@@ -165,6 +165,14 @@ class Checkpointer:
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(f"{self._path(found)} is damaged: {error}") from error
 
+    def index(self, step: int) -> dict[str, Any]:
+        """What is known of a committed step without its arrays: `step`, `value`, `meta`, and of
+        each of its `leaves` shape and dtype. Raises: DamagedCheckpoint if that is damaged."""
+        try:
+            return read_index(self._path(step))
+        except DamagedCheckpoint as error:
+            raise DamagedCheckpoint(f"{self._path(step)} is damaged: {error}") from error
+
     def _open(self) -> ocp.CheckpointManager:
         """Orbax's manager, made by the first save, without what `restore` found damaged."""
         if self._manager is None:

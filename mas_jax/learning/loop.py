@@ -47,8 +47,12 @@ SHOWN = {  # on the console
     "update/loss": "loss",
     "time/step_s": "s a step",
 }
-# what may differ between a checkpoint and the run that continues it
-FREE = ("train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints")
+# what may differ between a checkpoint and the run that continues it; the last three change only
+# roundings
+FREE = (
+    "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints",
+    "mesh", "train.mesh", "train.micro_rows",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,8 +158,9 @@ def distilled(programme: Programme) -> tuple[str, ...]:
 def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
     """Parameters after the stage's steps; goes on from the newest whole checkpoint in workdir.
 
+    Saves every `checkpoint_interval` steps, at the last step, and where validation is best so far.
     Raises: Interrupted after SIGTERM, with everything saved; ValueError if the workdir's checkpoint
-    is of another config or a teacher is missing; FloatingPointError if a loss is not finite.
+    is of another config or a teacher is missing.
     """
     s, host = stage.settings, jax.process_index()
     optimizer = update.make_optimizer(
@@ -174,7 +179,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
             check_config(restored.meta["config"], stage.config, free=FREE)
             state, best = restored.state, restored.meta["best"]
             logger.info("%s: going on from step %d", stage.name, restored.step)
-        start_step = 0 if restored is None else restored.step
+        done = start_step = 0 if restored is None else restored.step
         with (
             _stop_on_sigterm() as asked,
             metrics.Writer(
@@ -185,27 +190,30 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
             alarms = Alarms.from_history(stage.alarms, _history(workdir))
             for step in range(start_step, stage.steps):
                 state, values = _step(stage, trainer, state, step)
-                is_last = step + 1 == stage.steps
-                value = None
+                done = step + 1
+                is_last, is_best, value = done == stage.steps, False, None
                 if _due(s.validation_interval, step) or (s.validation_interval and is_last):
                     stage.publish(state.params)
-                    value = stage.validate(step + 1)
+                    value = stage.validate(done)
                     values["validation/avg"] = value
-                    best = value if best is None else max(best, value)
+                    is_best = best is None or value > best
+                    best = value if is_best else best
                 for alarm in alarms.check(step, values):
                     logger.warning("ALARM %s at step %d: %s", alarm.name, step, alarm.message)
                     values[f"alarm/{alarm.name}"] = 1.0
                 writer.write(step, values, metrics.short_note(values, SHOWN))
                 stop = packing.agree_max(len(asked)) > 0
-                if stop or is_last or _due(s.checkpoint_interval, step):
+                if stop or is_last or is_best or _due(s.checkpoint_interval, step):
                     meta = {
                         "config": stage.config, "best": best, "seed": stage.seed,
-                        "questions_seen": (step + 1) * s.questions,
+                        "questions_seen": done * s.questions,
                     }  # fmt: skip
-                    checkpoints.save(step + 1, state, meta, value=value)
-                if stop and not is_last:
-                    checkpoints.wait()
-                    raise Interrupted(f"{stage.name}: saved at step {step + 1} of {stage.steps}")
+                    checkpoints.save(done, state, meta, value=value)
+                if stop:
+                    break
+            checkpoints.wait()
+            if packing.agree_max(len(asked)) > 0:
+                raise Interrupted(f"{stage.name}: saved at step {done} of {stage.steps}")
     return state.params
 
 

@@ -28,10 +28,12 @@ from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
 from mas_jax.learning import assembly, evaluate, loop, revision
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.checkpoint import check_config
+from mas_jax.learning.export import save_policy
 from mas_jax.learning.objective import Forward
 from mas_jax.learning.programme import Programme, make_programme
 from mas_jax.learning.teachers import Teacher, check_voices, voice
 from mas_jax.learning.update import OptimizerSettings
+from mas_jax.learning.workdir import only_run, write_json
 from mas_jax.model import hf, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.sampling.replicas import Replicas
@@ -72,7 +74,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
     scene = assembly.make_scene(config, tokenizer)
     assembly.check_chat(config, scene.chat, directory)
     _check_teacher(config, scene)
-    _remember(config, workdir)
+    _check_workdir(config, workdir)
     mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
     model = dataclasses.replace(load_config(directory), value_head=config.train.value_head)
     return Pipeline(
@@ -136,18 +138,19 @@ def as_json(config: ConfigDict) -> dict:
     return json.loads(config.to_json_best_effort())
 
 
-def _remember(config: ConfigDict, workdir: Path) -> None:
-    """Writes the resolved config and what it runs with; a workdir is of one config only.
-
-    Raises: ValueError that lists the keys in which the workdir's config differs.
-    """
+def _check_workdir(config: ConfigDict, workdir: Path) -> None:
+    """Raises: ValueError that lists the keys in which the workdir's config differs."""
     path = workdir / "config.json"
     if path.exists():
         check_config(json.loads(path.read_text()), as_json(config), free=loop.FREE)
+
+
+def _remember(config: ConfigDict, workdir: Path) -> None:
+    """Writes the resolved config and what it runs with. Raises: as `_check_workdir`."""
+    _check_workdir(config, workdir)
     if jax.process_index() == 0:
-        workdir.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(as_json(config), indent=1) + "\n")
-        (workdir / "revision.json").write_text(json.dumps(revision.describe(), indent=1) + "\n")
+        write_json(workdir / "config.json", as_json(config))
+        write_json(workdir / "revision.json", revision.describe())
 
 
 def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
@@ -227,8 +230,15 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
 def run(pipeline: Pipeline, console: Console) -> dict[str, Path]:
     """Trains every stage that is not done yet; the policy directories by stage name.
 
-    Raises: as `loop.train`; `NotCertified` for a teacher that is not better than the start.
+    Raises: as `loop.train`; `NotCertified` for a teacher that is not better than the start;
+    `workdir.InUse` if another run is at work there.
     """
+    with only_run(pipeline.workdir):
+        _remember(pipeline.config, pipeline.workdir)
+        return _run_stages(pipeline, console)
+
+
+def _run_stages(pipeline: Pipeline, console: Console) -> dict[str, Path]:
     config, done = pipeline.config, {}
     for name in config.train.stages:
         if name == TEACHER and config.teacher.checkpoint:
@@ -246,14 +256,10 @@ def run(pipeline: Pipeline, console: Console) -> dict[str, Path]:
 
 def export(pipeline: Pipeline, params: qwen3.Params, directory: Path) -> None:
     """Writes a policy in the Hugging Face layout, whole or not at all, without a value head."""
-    partial = directory.with_name(directory.name + ".partial")
-    if jax.process_index() == 0 and partial.exists():
-        shutil.rmtree(partial)
-    model = load_config(pipeline.start_directory)
-    policy = {name: value for name, value in params.items() if name != "value_head"}
-    hf.save(partial, model, policy, tokenizer_dir=pipeline.start_directory)
     if jax.process_index() == 0:
-        partial.rename(directory)
+        for leftover in directory.parent.glob(f".{directory.name}.partial-*"):  # of a killed save
+            shutil.rmtree(leftover)
+    save_policy(params, pipeline.start_directory, directory)
 
 
 class NotCertified(Exception):
@@ -286,7 +292,7 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
             accuracy[label] = macro_average(by_dataset, "avg")
         interval = bootstrap.paired(means[name], means["start"])
         found = {"accuracy": accuracy, **dataclasses.asdict(interval)}
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(path, found)
     trained, untrained = (100 * found["accuracy"][label] for label in (name, "start"))
     text = (
         f"teacher {trained:.1f} against {untrained:.1f} untrained on validation questions: "
