@@ -50,7 +50,7 @@ SHOWN = {  # on the console
 # what may differ between a checkpoint and the run that continues it; the last three change only
 # roundings
 FREE = (
-    "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints",
+    "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints", "certify.ignore",
     "mesh", "train.mesh", "train.micro_rows",
 )  # fmt: skip
 

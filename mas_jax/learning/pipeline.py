@@ -69,12 +69,12 @@ def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
     validate(config)
     for name in config.train.stages:
         make_programme(config.stages[name].programme.to_dict())
+    _check_workdir(config, workdir)
     directory = assembly.checkpoint_directory(config)
     tokenizer = assembly.load_tokenizer(directory)
     scene = assembly.make_scene(config, tokenizer)
     assembly.check_chat(config, scene.chat, directory)
     _check_teacher(config, scene)
-    _check_workdir(config, workdir)
     mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
     model = dataclasses.replace(load_config(directory), value_head=config.train.value_head)
     return Pipeline(
