@@ -1,19 +1,15 @@
 """Configs: every file loads, fits what it is for and trains; contradictions are named."""
 
 import dataclasses
-import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
+from config_files import CONFIGS, load
 from conftest import ROOT
-from rich.console import Console
 
 from mas_jax.agents.chat import TEMPLATES
 from mas_jax.agents.oracle import Flaws
@@ -31,27 +27,14 @@ from mas_jax.config import (
     validate,
 )
 from mas_jax.config import TEMPLATES as TEMPLATE_NAMES
-from mas_jax.learning import assembly, loop, pipeline, update
+from mas_jax.learning import loop, update
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.pretrain import PretrainSettings
 from mas_jax.learning.programme import make_programme
-from mas_jax.metrics import read
-from mas_jax.model import hf, qwen3, sharding
-from mas_jax.model.hf_config import load_config
+from mas_jax.model import qwen3, sharding
 from mas_jax.records import ROLES
 from mas_jax.retrieval.index import IndexConfig
 from mas_jax.sampling.device import EngineSettings, check_settings
-from mas_jax.sampling.engine import Engine
-from mas_jax.sampling.replicas import Replicas
-
-CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.py"))}
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, CONFIGS[name])
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def flat(config):
@@ -248,7 +231,7 @@ _STUDENT = "stages.student.programme"
             "train.row_length=256 is below budgets.cascade.context=384",
         ),
         (
-            {"train.mesh.data": 3, "train.mesh.fsdp": 2},
+            {"train.micro_rows": 8, "train.mesh.data": 3, "train.mesh.fsdp": 2},
             "train.micro_rows=8 is not divisible by 6, which is train.mesh.data=3 x fsdp=2",
         ),
         ({"train.stages": ("teecher",)}, "'teecher' is unknown; did you mean 'teacher'?"),
@@ -313,7 +296,7 @@ def test_contradictions_are_one_error_with_both_values(changes, message):
         {f"{_STUDENT}.searcher.advantages": ("gae",), f"{_STUDENT}.searcher.trained": False},
         {f"{_STUDENT}.searcher.teacher": "ema"},
         {"train.stages": ("teacher",)},
-        {"train.mesh.data": 2, "train.mesh.fsdp": 4},
+        {"train.micro_rows": 8, "train.mesh.data": 2, "train.mesh.fsdp": 4},
     ],
 )  # fmt: skip
 def test_settings_that_look_odd_but_fit_are_accepted(changes):
@@ -335,88 +318,3 @@ def test_a_reward_for_searching_is_a_searchers_alone():
     rows = {"answerer": role(behaviour="search_activity").to_dict()}
     with pytest.raises(ValueError, match=r"programme\.answerer\.behaviour='search_activity'"):
         make_programme(rows)
-
-
-# --- one step of every config ---------------------------------------------------------------------
-
-SHRUNK = {  # the toy policy and a batch of a few rows, whatever the config is for
-    "seed": 3,
-    "train.questions": 2,
-    "train.micro_rows": 2,
-    "train.row_length": 384,
-    "train.validation_interval": 0,
-    "train.role_gradient_interval": 0,
-    "train.mesh.fsdp": 1,
-    "rollout.min_episodes": 1,
-    "rollout.failure_frac": 0.0,
-    "certify.ignore": True,
-    "certify.num_questions": 7,
-    "certify.num_runs": 1,
-}
-TOY_SECTIONS = ("model", "engine", "mesh", "budgets", "sampling")
-SLOW = set(CONFIGS) - {"toy", "toy_ppo_cascade", "toy_sft", "toy_exact_kl"}
-
-
-def shrink(config, teacher):
-    """One step of the config's last stage, small enough for a test; `teacher` is there already."""
-    toy = default_config()
-    config.update({name: toy[name].to_dict() for name in TOY_SECTIONS})
-    config.update_from_flattened_dict(SHRUNK)
-    config.train.group_size = min(config.train.group_size, 2)
-    last = config.train.stages[-1]
-    config.train.stages = (last,)
-    config.stages[last].steps = 1
-    config.teacher.checkpoint = str(teacher)
-    return config
-
-
-@pytest.fixture(scope="module")
-def shared():
-    """Scene, engine and weights of all configs: shrunk, they have the same."""
-    config = default_config()
-    directory = assembly.checkpoint_directory(config)
-    scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
-    mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    shardings = qwen3.param_shardings(load_config(directory), mesh)
-    model, params = hf.load(directory, dtype=jnp.float32, shardings=shardings)
-    small = dict(buckets=(384,), num_pages=1024, prefill_blocks=16, decode_rows=8)
-    settings = EngineSettings(**config.engine.to_dict() | small)
-    engine = Engine(
-        model, params, settings, policy="student", decode=scene.tokenizer.decode, mesh=mesh
-    )
-    return pipeline.Pipeline(
-        config=config, workdir=ROOT, start_directory=directory, scene=scene,
-        engines=Replicas([engine]), mesh=mesh, model=model, reference=params,
-    )  # fmt: skip
-
-
-def in_place(shared, config, workdir):
-    """What `pipeline.prepare` makes of the config, from the parts that are there."""
-    model, reference = shared.model, shared.reference
-    reference = jax.tree.map(lambda x: x.astype(config.train.dtype), reference)
-    if config.train.value_head:
-        model = dataclasses.replace(model, value_head=True)
-        reference["value_head"] = jnp.zeros(model.model_dim, config.train.dtype)
-    return dataclasses.replace(
-        shared, config=config, workdir=workdir, reference=reference, model=model
-    )
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CONFIGS],
-)
-def test_a_shrunk_config_takes_one_step(name, shared, tmp_path):
-    config = shrink(load(name).get_config(), shared.start_directory)
-    validate(config)
-    done = pipeline.run(in_place(shared, config, tmp_path), Console(quiet=True))
-    (stage,) = config.train.stages
-    assert done == {stage: tmp_path / stage / "policy"}
-    (line,) = read(tmp_path / stage / "metrics.jsonl")
-    assert line["step"] == 0
-    assert line["rollout/failure_frac"] == 0.0
-    assert line["batch/too_long"] == 0
-    assert np.isfinite(line["update/loss"])
-    _, trained = hf.load(done[stage], dtype=jnp.float32)
-    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), trained, shared.reference)
-    assert (max(jax.tree.leaves(moved)) > 0) == (line["update/skipped"] == 0.0)
