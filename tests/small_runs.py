@@ -37,6 +37,12 @@ SMALL = {  # two questions a step
     "certify.num_runs": 1,
     "engine.buckets": (384,),
     "engine.num_pages": 1024,
+    "engine.prefill_blocks": 16,
+    "engine.decode_rows": 8,
+    "engine.decode_steps": 4,
+    "sampling.max_tokens.leader": 8,
+    "sampling.max_tokens.searcher": 8,
+    "sampling.max_tokens.answerer": 4,
     "stages.teacher.steps": 2,
     "stages.student.steps": 2,
 }

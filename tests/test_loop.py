@@ -66,18 +66,30 @@ def trained(stopped, start):
     return place, before
 
 
-@pytest.fixture
-def stage(start, tmp_path):
-    """Makes stages that the script plays; the hierarchy is taught by another random policy."""
-    teacher = save_start(tmp_path / "other", seed=1)
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Another random policy, which teaches the hierarchy."""
+    return save_start(tmp_path_factory.mktemp("other") / "policy", seed=1)
+
+
+@pytest.fixture(scope="module")
+def stage(start, other, tmp_path_factory):
+    """Makes stages that the script plays."""
 
     def _make(name, steps=2, config=None, **changes):
-        config = small_config(start, **{f"stages__{name}__steps": steps}, **(config or {}))
-        if name == "student":
-            config.teacher.checkpoint = str(teacher)
-        return scripted_stage(config, tmp_path, name, **changes)
+        changed = {f"stages__{name}__steps": steps, "teacher__checkpoint": str(other)}
+        made = small_config(start, **changed, **(config or {}))
+        return scripted_stage(made, tmp_path_factory.mktemp("unused"), name, **changes)
 
     return _make
+
+
+@pytest.fixture(scope="module")
+def played(stage, tmp_path_factory):
+    """A stage, its workdir after two steps, and its parameters before and after them."""
+    made, place = stage("teacher"), tmp_path_factory.mktemp("played")
+    before = jax.tree.map(np.array, made.reference)
+    return made, place, before, loop.train(made, place, QUIET)
 
 
 # --- the pipeline ---------------------------------------------------------------------------------
@@ -194,18 +206,15 @@ def test_every_role_of_the_hierarchy_has_its_metrics(stage, tmp_path):
     assert sum(lines[0][f"update/{role}/gradient_share"] for role in roles) == pytest.approx(1)
 
 
-def test_the_phases_of_a_step_are_all_of_it(stage, tmp_path):
-    loop.train(stage("teacher"), tmp_path / "run", QUIET)
-    for line in metrics.read(tmp_path / "run/metrics.jsonl"):
+def test_the_phases_of_a_step_are_all_of_it(played):
+    for line in metrics.read(played[1] / "metrics.jsonl"):
         shares = [line[name] for name in line if name.startswith("time/") and "_frac" in name]
         assert len(shares) == len(PHASES)
         assert 0.9 < sum(shares) <= 1.0 + 1e-9
 
 
-def test_the_policy_moves_and_the_start_does_not(stage, tmp_path):
-    made = stage("teacher")
-    before = jax.tree.map(np.array, made.reference)
-    after = loop.train(made, tmp_path / "run", QUIET)
+def test_the_policy_moves_and_the_start_does_not(played):
+    made, _, before, after = played
     jax.tree.map(np.testing.assert_array_equal, made.reference, before)
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), after, before)
     assert min(jax.tree.leaves(moved)) > 0
@@ -272,8 +281,19 @@ def test_a_role_that_is_to_be_distilled_and_never_speaks_is_an_alarm(trained, ca
     assert [line.get("alarm/distillation/searcher") for line in lines] == [1.0, None]
 
 
-def test_a_checkpoint_of_another_config_is_refused(stage, tmp_path):
-    loop.train(stage("teacher", steps=1), tmp_path / "run", QUIET)
-    other = stage("teacher", steps=2)
-    with pytest.raises(ValueError, match=r"stages\.teacher\.steps: checkpoint 1, now 2"):
-        loop.train(other, tmp_path / "run", QUIET)
+def test_a_checkpoint_of_another_config_is_refused(played, stage):
+    other = stage("teacher", steps=3)
+    with pytest.raises(ValueError, match=r"stages\.teacher\.steps: checkpoint 2, now 3"):
+        loop.train(other, played[1], QUIET)
+
+
+def test_settings_that_change_no_number_may_change(played, stage):
+    changed = {
+        "train__checkpoint_interval": 7,
+        "train__mesh__data": 2,
+        "train__keep_checkpoints": 5,
+    }
+    made, place, _, after = played
+    again = loop.train(stage("teacher", config=changed), place, QUIET)  # on two devices
+    jax.tree.map(np.testing.assert_array_equal, again, after)
+    assert [line["step"] for line in metrics.read(place / "metrics.jsonl")] == [0, 1]
