@@ -3,19 +3,15 @@
 bash launch/demo.sh     two cores, about 15 minutes; see README for what it printed
 """
 
-from mas_jax.config import default_config, hierarchy_programme, role
-
-BETA = 0.1  # the paper's 0.01 is for a 4B model over 200 steps; configs/toy_paper_beta.py has it
+from mas_jax.config import default_config
 
 
 def get_config():
-    """Stage I, Stage II, and Stage II with Searcher tokens that nothing teaches."""
+    """toy.py, and a third stage like the second in which nothing teaches the Searcher's tokens."""
     config = default_config()
-    config.stages.student.programme.searcher.beta = BETA
+    control = config.stages.student.copy_and_resolve_references()
+    control.programme.searcher.advantages = ()
     with config.unlocked():
-        control = config.stages.student.copy_and_resolve_references()
-        control.programme = hierarchy_programme()
-        control.programme.searcher = role(advantages=(), entropy_coef=0.0)
         config.stages.no_signal = control
     config.train.stages = ("teacher", "student", "no_signal")
     return config

@@ -52,13 +52,13 @@ def cascade_programme(**changes) -> ConfigDict:
     )
 
 
-def hierarchy_programme() -> ConfigDict:
+def hierarchy_programme(*, beta: float) -> ConfigDict:
     """Stage II, METHODS 1.1: the Searcher distilled token by token, the others on the outcome and
-    held near the teacher."""
+    held near the teacher. beta: 0.01 in the paper; 40 toy updates want 0.1."""
     return ConfigDict(
         dict(
             leader=role(behaviour="assignment", kl_coef=1e-3),
-            searcher=role(advantages=("distillation",), entropy_coef=0.0),
+            searcher=role(advantages=("distillation",), beta=beta, entropy_coef=0.0),
             answerer=role(kl_coef=1e-3),
         )
     )
@@ -111,7 +111,7 @@ def default_config() -> ConfigDict:
             teacher=dict(team="cascade", sampler="policy", steps=40,
                          programme=cascade_programme()),
             student=dict(team="hierarchy", sampler="policy", steps=40,
-                         programme=hierarchy_programme()),
+                         programme=hierarchy_programme(beta=0.1)),
         )
     )  # fmt: skip
     # checkpoint: a directory in the Hugging Face layout; ema_decay: of the teacher named "ema"
@@ -218,6 +218,7 @@ def pod_config(
     config.rollout.concurrent = 512
     for stage in config.stages.values():
         stage.steps = 200
+    config.stages.student.programme = hierarchy_programme(beta=0.01)
     t = config.train
     t.update(
         dict(

@@ -72,16 +72,19 @@ def test_every_config_is_valid_and_imports_nothing_else(name, tmp_path):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_docstring_holds_a_command_that_runs_this_config(name):
-    (line,) = re.findall(r"^((?:python|bash) launch/.*)$", load(name).__doc__, re.MULTILINE)
-    program, script, *flags = shlex.split(line)
-    assert (ROOT / script).is_file()
-    if program == "bash":
-        assert script == f"launch/{name}.sh"
-        return
-    values = dict(flag.removeprefix("--").split("=") for flag in flags)
-    assert ROOT / values.pop("config") == CONFIGS[name]
-    values.pop("workdir", None)
-    assert {key.removeprefix("config.") for key in values} <= flat(load(name).get_config()).keys()
+    lines = re.findall(r"^((?:python|bash) launch/.*)$", load(name).__doc__, re.MULTILINE)
+    assert lines
+    for line in lines:
+        program, script, *flags = shlex.split(line)
+        assert (ROOT / script).is_file()
+        if program == "bash":
+            assert script == f"launch/{name}.sh"
+            continue
+        values = dict(flag.removeprefix("--").split("=") for flag in flags)
+        assert ROOT / values.pop("config") == CONFIGS[name]
+        values.pop("workdir", None)
+        known = flat(load(name).get_config()).keys()
+        assert {key.removeprefix("config.") for key in values} <= known
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,7 @@ def test_every_docstring_holds_a_command_that_runs_this_config(name):
             {f"stages.student.programme.searcher.{key}"
              for key in ("advantages", "divergence", "divergence_coef")},
         ),
+        ("toy_paper_beta", "toy", {"stages.student.programme.searcher.beta"}),
         ("toy_jsd", "toy_exact_kl", {"stages.student.programme.searcher.divergence"}),
         (
             "opd_1p7b",
