@@ -6,6 +6,7 @@ Must not know: how a stage trains, or how an episode is played.
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -74,6 +75,54 @@ def run(prepared: pipeline.Pipeline, console: Console) -> dict:
         f"({trained_s:.0f} s of training)"
     )
     return summary
+
+
+def collect(workdirs: Sequence[Path]) -> list[dict]:
+    """What the README shows of finished demos, one a seed. Raises: FileNotFoundError."""
+    kept = ("seed", "world", "num_questions", "num_runs", "comparisons", "train_s", "wall_s")
+    record = []
+    for workdir in workdirs:
+        summary = json.loads((workdir / "summary.json").read_text())
+        systems = {
+            name: {
+                **team["macro"],
+                "searches": team["per_workflow"]["searches"],
+                "tokens": team["per_workflow"]["input_tokens"]
+                + team["per_workflow"]["output_tokens"],
+            }
+            for name, team in summary["teams"].items()
+        }
+        record.append({key: summary[key] for key in kept} | {"systems": systems})
+    return sorted(record, key=lambda entry: entry["seed"])
+
+
+def markdown(record: Sequence[dict]) -> str:
+    """The README's two tables: every system, and every comparison, in each seed."""
+    seeds = [f"seed {entry['seed']}" for entry in record]
+    lines = [
+        f"| system | {' | '.join(seeds)} | searches | tokens |",
+        f"| --- |{' --- |' * (len(seeds) + 2)}",
+    ]
+    for name in SYSTEMS:
+        own = [entry["systems"][name] for entry in record]
+        cells = [
+            f"{100 * s['avg']:.1f} / {100 * s['pass_at_k']:.1f} / {100 * s['all_at_k']:.1f}"
+            for s in own
+        ]
+        searches, tokens = (
+            " / ".join(f"{s[key]:.{digits}f}" for s in own)
+            for key, digits in (("searches", 2), ("tokens", 0))
+        )
+        lines.append(f"| {name} | {' | '.join(cells)} | {searches} | {tokens} |")
+    lines += ["", f"| avg@4, points | {' | '.join(seeds)} |", f"| --- |{' --- |' * len(seeds)}"]
+    for index, (better, other) in enumerate(COMPARISONS):
+        cells = []
+        for entry in record:
+            row = entry["comparisons"][index]
+            low, high = 100 * row["low"], 100 * row["high"]
+            cells.append(f"{100 * row['difference']:+.1f} [{low:.1f}, {high:.1f}]")
+        lines.append(f"| {better} - {other} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _comparison_table(summary: dict) -> Table:
