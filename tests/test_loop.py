@@ -293,7 +293,7 @@ def test_settings_that_change_no_number_may_change(played, stage):
         "train__mesh__data": 2,
         "train__keep_checkpoints": 5,
     }
-    made, place, _, after = played
+    _, place, _, after = played
     again = loop.train(stage("teacher", config=changed), place, QUIET)  # on two devices
     jax.tree.map(np.testing.assert_array_equal, again, after)
     assert [line["step"] for line in metrics.read(place / "metrics.jsonl")] == [0, 1]
