@@ -381,6 +381,9 @@ def test_merging_the_toy_workload_leaves_less_than_half_and_full_rows(team):
     num_rows = np.count_nonzero(batch.segment_ids_MBT.any(axis=-1))
     assert num_micro == -(-num_rows // MICRO_ROWS)
     assert stats.num_tokens > 0.95 * num_rows * 256  # the rest: rows to fill the last micro-batch
+    t = default_config().train
+    _, _, stats = pack_alone(credited, micro_rows=t.micro_rows, length=t.row_length)
+    assert stats.padding_frac < 0.1
     num_owned = sum(sum(o > 0 for o in c.trace.owners[1:]) for c in credited)
     assert batch.weights_MBT.sum(dtype=np.float64) == num_owned
 

@@ -139,7 +139,7 @@ def test_without_an_average_in_the_programme_none_is_kept():
     [
         replace(ROW, advantages=("distillation",), teacher="initial"),
         replace(ROW, kl_coef=0.1, kl_reference="initial"),
-        replace(ROW, divergence="jsd", teacher="initial"),
+        replace(ROW, divergence="jsd", divergence_coef=1.0, teacher="initial"),
     ],
 )
 def test_a_teacher_that_the_run_does_not_have_is_named(row):

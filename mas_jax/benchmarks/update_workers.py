@@ -97,17 +97,38 @@ def ours(directory: Path, batch: Batch, *, rows: int) -> Update:
     return _update
 
 
+def _micro_batches(batch: Batch, rows: int) -> list[dict[str, np.ndarray]]:
+    """The batch's arrays by name, cut into micro-batches of so many sequences."""
+    starts = range(0, len(batch.advantages_N), rows)
+    return [{name: x[i : i + rows] for name, x in vars(batch).items()} for i in starts]
+
+
+def _trl_settings(directory: Path, batch: Batch, rows: int):
+    """TRL's own, without its defaults for GPUs: bfloat16, and checkpointing, which costs time."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(directory.parent / "trl"), report_to="none", save_strategy="no",
+        use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=len(batch.advantages_N) // rows,
+        num_generations=update_workload.GROUP, loss_type="dapo", beta=0.0, epsilon=CLIP,
+        learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_GRAD_NORM,
+        adam_beta1=BETA1, adam_beta2=BETA2, adam_epsilon=EPS,
+        max_completion_length=batch.completion_ids_NC.shape[1],
+    )  # fmt: skip
+
+
 def trl(directory: Path, batch: Batch, *, rows: int) -> Update:
     """TRL: `GRPOTrainer.training_step` on each micro-batch of `rows`, then its clip and AdamW.
 
     Only where a micro-batch comes from is replaced, since the trainer would sample completions.
-    Its defaults made for GPUs are off: bfloat16 and gradient checkpointing, which costs time.
     """
     import datasets
     import torch
     import transformers
     from tokenizers import Tokenizer, models
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     class _Prepared(GRPOTrainer):
         def _prepare_inputs(self, inputs):
@@ -115,45 +136,32 @@ def trl(directory: Path, batch: Batch, *, rows: int) -> Update:
 
     torch.set_num_threads(os.cpu_count())
     transformers.utils.logging.disable_progress_bar()
-    num_micro = len(batch.advantages_N) // rows
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>")),
-        pad_token="<pad>",
-        eos_token="<eos>",
-    )
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
     trainer = _Prepared(
         model=transformers.AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="sdpa"
         ),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=GRPOConfig(
-            output_dir=str(directory.parent / "trl"), report_to="none", save_strategy="no",
-            use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
-            per_device_train_batch_size=rows, gradient_accumulation_steps=num_micro,
-            num_generations=update_workload.GROUP, loss_type="dapo", beta=0.0, epsilon=CLIP,
-            learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_GRAD_NORM,
-            adam_beta1=BETA1, adam_beta2=BETA2, adam_epsilon=EPS,
-            max_completion_length=batch.completion_ids_NC.shape[1],
-        ),
+        args=_trl_settings(directory, batch, rows),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["<eos>"] * update_workload.GROUP}),
-        processing_class=tokenizer,
-    )  # fmt: skip
-    trainer.current_gradient_accumulation_steps = num_micro
+        processing_class=transformers.PreTrainedTokenizerFast(
+            tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
+        ),
+    )
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     trainer.create_optimizer()
     model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
-    whole = {
-        "prompt_ids": torch.from_numpy(batch.prompt_ids_NP).long(),
-        "prompt_mask": torch.from_numpy(batch.prompt_mask_NP).long(),
-        "completion_ids": torch.from_numpy(batch.completion_ids_NC).long(),
-        "completion_mask": torch.from_numpy(batch.completion_mask_NC).long(),
-        "advantages": torch.from_numpy(batch.advantages_N),
-        "old_per_token_logps": torch.from_numpy(batch.old_logprobs_NC),
-    }
-    num_tokens = whole["completion_mask"].sum()
     micros = [
-        {name: x[start : start + rows] for name, x in whole.items()}
-        | {"num_items_in_batch": num_tokens}
-        for start in range(0, len(batch.advantages_N), rows)
+        {
+            "prompt_ids": torch.from_numpy(part["prompt_ids_NP"]).long(),
+            "prompt_mask": torch.from_numpy(part["prompt_mask_NP"]).long(),
+            "completion_ids": torch.from_numpy(part["completion_ids_NC"]).long(),
+            "completion_mask": torch.from_numpy(part["completion_mask_NC"]).long(),
+            "advantages": torch.from_numpy(part["advantages_N"]),
+            "old_per_token_logps": torch.from_numpy(part["old_logprobs_NC"]),
+            "num_items_in_batch": torch.tensor(batch.num_completion_tokens),
+        }
+        for part in _micro_batches(batch, rows)
     ]
 
     def _update() -> dict[str, float]:
@@ -166,27 +174,14 @@ def trl(directory: Path, batch: Batch, *, rows: int) -> Update:
     return _update
 
 
-def tunix(directory: Path, batch: Batch, *, rows: int) -> Update:
-    """google-tunix: its GRPO loss in its trainer's jitted step on its Qwen3, `rows` at a time.
-
-    Accumulation averages the micro-batches' token means; advantages are scaled by each one's share
-    of the tokens so that the result is the mean over all tokens. Sequences stay padded: without its
-    TPU attention kernel the model ignores the segments of packed rows.
-    """
-    import jax
+def _tunix_model(directory: Path):
+    """tunix's Qwen3 with the checkpoint's weights. Its rotary base is fixed whatever one asks."""
     import jax.numpy as jnp
-    import optax
-    from flax import nnx
     from tunix.models.qwen3 import model as model_lib
     from tunix.models.qwen3 import params as params_lib
-    from tunix.rl import common, function_registry
-    from tunix.rl import trainer as trainer_lib
-    from tunix.rl.grpo.grpo_learner import GRPOConfig
-    from tunix.sft import peft_trainer
 
-    num_micro = len(batch.advantages_N) // rows
     config = json.loads((directory / "config.json").read_text())
-    model = params_lib.create_model_from_safe_tensors(
+    return params_lib.create_model_from_safe_tensors(
         str(directory),
         model_lib.ModelConfig(
             num_layers=config["num_hidden_layers"], vocab_size=config["vocab_size"],
@@ -197,6 +192,17 @@ def tunix(directory: Path, batch: Batch, *, rows: int) -> Update:
         ),
         dtype=jnp.float32,
     )  # fmt: skip
+
+
+def _tunix_trainer(directory: Path, num_micro: int):
+    """tunix's trainer with its GRPO loss, put together as its learner does."""
+    import jax
+    import optax
+    from tunix.rl import function_registry
+    from tunix.rl import trainer as trainer_lib
+    from tunix.rl.grpo.grpo_learner import GRPOConfig
+    from tunix.sft import peft_trainer
+
     optimizer = optax.chain(
         optax.clip_by_global_norm(MAX_GRAD_NORM),
         optax.adamw(
@@ -204,18 +210,16 @@ def tunix(directory: Path, batch: Batch, *, rows: int) -> Update:
             mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
         ),
     )  # fmt: skip
+    settings = peft_trainer.TrainingConfig(
+        eval_every_n_steps=1, gradient_accumulation_steps=num_micro if num_micro > 1 else None
+    )
     trainer = trainer_lib.Trainer(
-        model, optimizer,
-        peft_trainer.TrainingConfig(
-            eval_every_n_steps=1,
-            gradient_accumulation_steps=num_micro if num_micro > 1 else None,
-        ),
-        custom_checkpoint_metadata_fn=dict,
-    )  # fmt: skip
+        _tunix_model(directory), optimizer, settings, custom_checkpoint_metadata_fn=dict
+    )
     algorithm = GRPOConfig(
         num_generations=update_workload.GROUP, beta=0.0, epsilon=CLIP, loss_agg_mode="token-mean"
     )
-    algorithm.temperature = 1.0  # as its learner does
+    algorithm.temperature = 1.0
     loss_fn = function_registry.get_policy_loss_fn("grpo")
     trainer.with_loss_fn(
         lambda model, train_example, algo_config: loss_fn(
@@ -224,10 +228,26 @@ def tunix(directory: Path, batch: Batch, *, rows: int) -> Update:
         has_aux=True,
     )
     trainer.with_gen_model_input_fn(lambda x: {"train_example": x, "algo_config": algorithm})
+    return trainer
+
+
+def tunix(directory: Path, batch: Batch, *, rows: int) -> Update:
+    """google-tunix: its GRPO loss in its trainer's jitted step on its Qwen3, `rows` at a time.
+
+    Accumulation averages the micro-batches' token means; advantages are scaled by each one's share
+    of the tokens so that the result is the mean over all tokens. Sequences stay padded: without its
+    TPU attention kernel the model ignores the segments of packed rows.
+    """
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+    from tunix.rl import common
+
+    parts = _micro_batches(batch, rows)
+    trainer = _tunix_trainer(directory, len(parts))
     micros = []
-    for start in range(0, len(batch.advantages_N), rows):
-        part = {name: x[start : start + rows] for name, x in vars(batch).items()}
-        share = part["completion_mask_NC"].sum() * num_micro / batch.num_completion_tokens
+    for part in parts:
+        share = part["completion_mask_NC"].sum() * len(parts) / batch.num_completion_tokens
         micros.append(
             common.TrainExample(
                 prompt_ids=jnp.asarray(part["prompt_ids_NP"]),
@@ -245,7 +265,8 @@ def tunix(directory: Path, batch: Batch, *, rows: int) -> Update:
         results = [step(micro) for micro in micros]
         jax.block_until_ready(nnx.state(trainer.model))
         loss = float(np.mean([float(loss) for loss, _, _ in results]))
-        return {"loss": loss} | ({"grad_norm": float(results[0][2])} if num_micro == 1 else {})
+        # with accumulation the step only knows the norms of the parts
+        return {"loss": loss} | ({"grad_norm": float(results[0][2])} if len(parts) == 1 else {})
 
     return _update
 

@@ -148,11 +148,7 @@ class Interrupted(Exception):
 
 def distilled(programme: Programme) -> tuple[str, ...]:
     """Roles with a distillation stream."""
-    return tuple(
-        role
-        for role, row in programme.items()
-        if row.learns and ("distillation" in row.advantages or row.divergence != "none")
-    )
+    return tuple(role for role, row in programme.items() if row.distils)
 
 
 def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:

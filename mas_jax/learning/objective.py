@@ -190,7 +190,7 @@ def _streams(role: str, row: Row, tokens: Tokens) -> tuple[list[tuple], losses.M
         (row.entropy_coef, entropy, "all"),
         (row.kl_coef, penalty, "all"),
     ]
-    if row.divergence != "none":
+    if row.is_exact:
         exact, more = losses.divergence(tokens.divergence_BT[role], weights_BT)
         streams.append((row.divergence_coef, exact, "all"))
         metrics |= more
@@ -215,7 +215,7 @@ def _divergences(
     found = {}
     knobs = dict(temperature=forward.temperature, chunk=forward.chunk)
     for role, row in programme.items():
-        if row.divergence == "none" or not row.learns:
+        if not (row.is_exact and row.learns):
             continue
         params, theirs = exact[row.teacher]
         teacher = head_of(

@@ -93,9 +93,19 @@ class Row:
         return frozenset(names | ({self.kl_reference} if self.kl_coef else set()))
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the row learns by the divergence to its teacher's whole distribution."""
+        return self.divergence != "none" and self.divergence_coef != 0
+
+    @property
+    def distils(self) -> bool:
+        """Whether a teacher's distribution moves a parameter of the row."""
+        return self.learns and ("distillation" in self.advantages or self.is_exact)
+
+    @property
     def learns(self) -> bool:
         """Whether any stream of the row can move a parameter."""
-        streams = (self.kl_coef, self.entropy_coef, self.divergence != "none")
+        streams = (self.kl_coef, self.entropy_coef, self.is_exact)
         has_policy = bool(self.advantages) or self.policy_loss == "sft"
         return self.trained and self.weight != 0 and (has_policy or any(streams))
 
@@ -116,6 +126,10 @@ def make_programme(rows: Mapping[str, Mapping]) -> Programme:
                     raise ValueError(f"programme.{role}.{key}={name!r}; choose from {choices}")
         programme[role] = Row(**{**values, "advantages": tuple(values["advantages"])})
         _check(role, programme[role])
+    forms = {role: row.aggregation for role, row in programme.items() if row.learns}
+    if {"all_tokens", "sequence"} <= set(forms.values()):
+        raise ValueError(f"programme.*.aggregation={forms}: a sum of tokens and sequences has no "
+                         "unit; give all roles 'all_tokens', or none")  # fmt: skip
     return programme
 
 
@@ -143,5 +157,5 @@ def _check(role: str, row: Row) -> None:
     for key in ("clip_low", "clip_high", "dual_clip", "log_ratio_clip", "weight", "value_clip"):
         if getattr(row, key) < 0:
             raise ValueError(f"{where}.{key}={getattr(row, key)} is negative; 0 switches it off")
-    if row.divergence != "none" and row.teacher == "live":
-        raise ValueError(f"{where}: a divergence to the live policy itself is always 0")
+    if row.teacher == "live" and row.distils:
+        raise ValueError(f"{where}.teacher='live': it agrees with itself and teaches nothing")

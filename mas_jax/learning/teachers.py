@@ -13,22 +13,42 @@ import jax
 import jax.numpy as jnp
 
 from mas_jax.agents.chat import Chat
+from mas_jax.learning.batch import TokenBatch
 from mas_jax.model import qwen3
 
 
-def identity_view(tokens_BT: jax.Array) -> jax.Array:
+def identity_view(batch: TokenBatch) -> TokenBatch:
     """The student's context as it is."""
-    return tokens_BT
+    return batch
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """Weights that score, their model, and the view; `name` is what programme rows call it."""
+    """Weights that score, their model, and the view; `name` is what programme rows call it.
+
+    view: the student's batch -> what the teacher is shown, of the same shape, with the learned
+    tokens at their places.
+    """
 
     name: str
     params: qwen3.Params
     config: qwen3.ModelConfig
-    view: Callable[[jax.Array], jax.Array] = identity_view
+    view: Callable[[TokenBatch], TokenBatch] = identity_view
+
+
+def seen(teacher: Teacher, batch: TokenBatch) -> TokenBatch:
+    """What a teacher is shown. Raises: ValueError if its view touched a token that is learned."""
+    shown = teacher.view(batch)
+    if shown is batch:
+        return batch
+    is_learned = batch.weights_MBT != 0
+    moved = is_learned & ((shown.tokens_MBT != batch.tokens_MBT) | (shown.weights_MBT == 0))
+    if bool(jnp.any(moved)):
+        raise ValueError(
+            f"the view of teacher {teacher.name!r} changed {int(jnp.sum(moved))} learned tokens; "
+            "it may change what stands between them alone"
+        )
+    return shown
 
 
 def ema(average: qwen3.Params, params: qwen3.Params, *, decay: float) -> qwen3.Params:
@@ -91,8 +111,3 @@ def needed(teachers: Mapping[str, Teacher], names: frozenset[str]) -> dict[str, 
             "train it in an earlier stage named 'teacher', or set teacher.checkpoint"
         )
     return {name: teachers[name] for name in sorted(names)}
-
-
-def cast(params: qwen3.Params, dtype: jnp.dtype) -> qwen3.Params:
-    """Parameters in the dtype that a frozen teacher is kept in."""
-    return jax.tree.map(lambda x: x.astype(dtype), params)

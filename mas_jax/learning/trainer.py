@@ -46,11 +46,14 @@ class Trainer:
                 "train.value_head=True"
             )
         scored = frozenset().union(*(row.teachers for row in rows)) if rows else frozenset()
-        exact = frozenset(row.teacher for row in rows if row.divergence != "none")
+        exact = frozenset(row.teacher for row in rows if row.is_exact)
         self._average_names = (scored | exact) & {"ema"}
         own = {"live", "ema"}
         self._scored = teachers.needed(all_teachers, scored - own)
         self._exact = teachers.needed(all_teachers, exact - own)
+        for name, teacher in self._exact.items():
+            if teacher.view is not teachers.identity_view:
+                raise ValueError(f"teacher {name!r} has a view, which an exact divergence has not")
         self._score_average = "ema" in scored
         self._exact_average = "ema" in exact
         self.programme, self.forward, self.mesh = programme, forward, mesh
@@ -96,7 +99,7 @@ class Trainer:
         found = {}
         for name, teacher in self._scored.items():
             run = update.make_score(self._forward_of(teacher), self.mesh)
-            found[name], _ = run(teacher.params, batch, num_micro)
+            found[name], _ = run(teacher.params, teachers.seen(teacher, batch), num_micro)
         if self._score_average:
             run = update.make_score(self.forward, self.mesh)
             found["ema"], _ = run(state.average, batch, num_micro)
@@ -124,7 +127,8 @@ class Trainer:
     def update(
         self, state: TrainState, batch: TokenBatch, scores: Scores, num_micro: int
     ) -> tuple[TrainState, dict[str, float]]:
-        """The state after the batch's updates, and metrics `update/...`: means over the updates.
+        """The state after the batch's updates, and metrics `update/...`: means over the
+        updates, largest values for names in `_max`.
 
         The given state is used up. An update whose gradient is not finite, or all zero, is skipped
         (`update/skipped`).
@@ -136,9 +140,12 @@ class Trainer:
             state, applied = self._apply(state, gradient, is_last)
             values = update.divided(found) | {k: float(v) for k, v in applied.items()}
             for name, value in values.items():
-                total[name] = total.get(name, 0.0) + value / self._updates_per_batch
+                if name.endswith("_max"):
+                    total[name] = max(total.get(name, value), value)
+                else:
+                    total[name] = total.get(name, 0.0) + value / self._updates_per_batch
         for role, row in self.programme.items():
-            if row.learns and ("distillation" in row.advantages or row.divergence != "none"):
+            if row.distils:
                 total[f"{role}/distillation_tokens"] = total.get(f"{role}/tokens", 0.0)
         return state, {f"update/{name}": value for name, value in total.items()}
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mas_jax.learning import advantages, losses
+from mas_jax.learning import advantages, losses, teachers
 from mas_jax.learning.batch import TokenBatch
 from mas_jax.learning.objective import (
     Exact,
@@ -288,10 +288,7 @@ def make_apply(
         params, opt_state = _chosen(params, state.params), _chosen(opt_state, state.opt_state)
         average = state.average
         if average is not None:
-            average = _chosen(
-                jax.tree.map(lambda a, p: ema_decay * a + (1 - ema_decay) * p, average, params),
-                average,
-            )
+            average = _chosen(teachers.ema(average, params, decay=ema_decay), average)
         step = state.step + is_step_end.astype(jnp.int32)
         metrics = {
             "gradient_norm": norm,
