@@ -81,11 +81,14 @@ def test_micro_batches_of_another_size_change_no_update(inputs):
     assert losses[2] < losses[0]  # it learns
 
 
-@pytest.mark.parametrize("change", [{"loss": 0.1002}, {"grad_norm": 1.0002}, {"loss": np.nan}])
-def test_other_work_is_refused(change):
-    same = {"loss": 0.1, "grad_norm": 1.0}
+@pytest.mark.parametrize(
+    ("at", "change"), [(0, {"grad_norm": 1.0002}), (1, {"loss": 0.1002}), (1, {"loss": np.nan})]
+)
+def test_other_work_is_refused(at, change):
+    same = [{"loss": 0.1, "grad_norm": 1.0}] * 2
+    other = [result | change if index == at else result for index, result in enumerate(same)]
     with pytest.raises(RuntimeError, match="do not do the same work"):
-        update.check_same_work({"ours": [same, same], "tunix": [same, same | change]})
+        update.check_same_work({"ours": same, "tunix": other})
 
 
 def test_equal_work_is_accepted_from_a_peer_that_tells_no_norm():
