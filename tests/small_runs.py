@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mas_jax import metrics
 from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.config import default_config
@@ -137,3 +138,11 @@ def scripted_stage(config, workdir: Path, name: str, *, chaotic: bool = True, **
 def weights(directory: Path) -> bytes:
     """The file of a policy's weights."""
     return (directory / "model.safetensors").read_bytes()
+
+
+def written(place: Path) -> list[dict]:
+    """A stage's lines of metrics without times."""
+    return [
+        {name: value for name, value in line.items() if not name.startswith("time/")}
+        for line in metrics.read(place / "metrics.jsonl")
+    ]

@@ -165,6 +165,12 @@ def test_a_second_run_in_a_workdir_is_refused_while_the_first_one_runs(trained, 
     assert set(done) == {"teacher", "student"}
 
 
+def test_a_stages_policy_is_its_newest_checkpoint(trained, tmp_path):
+    for stage in ("teacher", "student"):
+        assert export.export(trained[0] / stage, tmp_path / stage, best=False) == 2
+        assert weights(tmp_path / stage) == weights(trained[0] / stage / "policy")
+
+
 def test_what_a_killed_export_left_is_cleared_away(trained, start, tmp_path):
     made = small_pipeline(small_config(start), tmp_path)
     leftover = tmp_path / ".policy.partial-0123abcd"
