@@ -121,14 +121,14 @@ def default_config() -> ConfigDict:
     )
     config.train = ConfigDict(
         dict(
-            stages=("teacher", "student"), questions=16, group_size=8, candidates=5,
+            stages=("teacher", "student"), questions=12, group_size=8, candidates=5,
             updates_per_batch=1, temperature=1.0,
             micro_rows=4, row_length=384, chunk=1024, mesh=dict(data=1, fsdp=1, tensor=1),
             dtype="float32", param_dtype="float32", remat="none", backend="auto",
             value_head=False, whiten=True,
             checkpoint_interval=10, keep_checkpoints=2,
             validation_interval=0, validation_questions=140, validation_runs=1,
-            role_gradient_interval=20, drift_frac=0.1, log_interval_s=10.0,
+            role_gradient_interval=40, drift_frac=0.1, log_interval_s=10.0,
             optimizer=dict(  # learning/update.py OptimizerSettings
                 learning_rate=2e-4, warmup_steps=5, schedule="constant", b1=0.9, b2=0.95, eps=1e-8,
                 weight_decay=0.0, max_grad_norm=1.0, moment_dtype="float32",
