@@ -107,20 +107,19 @@ def test_the_process_killed_at_random_moments_ends_with_the_same_policies(
 ):
     rng, place = random.Random(seed), tmp_path / "run"
     log = place.with_suffix(".log")
-    process, _ = finished
-    process.wait()  # so that the moments below are of a process on its own
-    signals = (signal.SIGKILL, signal.SIGTERM)
-    for attempt in range(40):
+    assert finished[0].wait() == 0
+    begin = time.monotonic()
+    assert launch(start, tmp_path / "timed").wait() == 0
+    whole_s = time.monotonic() - begin
+    codes = []
+    while len(codes) < 8 and 0 not in codes[-1:]:
         process = launch(start, place)
         try:
-            # from imports to the second stage; longer and longer, so that it comes to an end
-            code = process.wait(timeout=rng.uniform(2, 25 + 2 * attempt))
+            codes.append(process.wait(timeout=rng.uniform(0.3, 0.9) * whole_s))
         except subprocess.TimeoutExpired:
-            process.send_signal(rng.choice(signals))
-            assert process.wait() in (0, -signal.SIGTERM, -signal.SIGKILL), place.with_suffix(
-                ".log"
-            ).read_text()
-        else:
-            assert code == 0, log.read_text()
-            break
+            process.send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM)))
+            codes.append(-1 if process.wait() == 0 else process.returncode)
+    assert set(codes) <= {0, -1, -signal.SIGTERM, -signal.SIGKILL}, log.read_text()
+    assert len(codes) > 1
+    assert launch(start, place).wait() == 0, log.read_text()
     assert_same_result(place, finished)
