@@ -8,7 +8,10 @@ import sys
 import pytest
 from conftest import ROOT
 
-from mas_jax.benchmarks import model, retrieval, rollout
+from mas_jax.benchmarks import model, retrieval, rollout, update
+from mas_jax.config import default_config
+from mas_jax.data.world import make_world
+from mas_jax.learning import demo
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -37,7 +40,7 @@ def read_record(name: str) -> dict:
     return json.loads((ROOT / f"mas_jax/benchmarks/records/{name}.json").read_text())
 
 
-@pytest.mark.parametrize("benchmark", [model, rollout], ids=["model", "rollout"])
+@pytest.mark.parametrize("benchmark", [model, rollout, update], ids=["model", "rollout", "update"])
 def test_the_tables_of_measurements_are_the_committed_records(benchmark):
     cases = read_record(benchmark.__name__.rpartition(".")[2])["cases"]
     assert len(cases) == len(benchmark.CASES)
@@ -50,6 +53,15 @@ def test_the_table_of_the_retriever_is_the_committed_record():
     assert retrieval.markdown(record) in README
 
 
+def test_the_tables_of_the_demo_are_the_committed_record_of_three_seeds_in_the_frozen_world():
+    record = read_record("demo")
+    assert [entry["seed"] for entry in record] == [0, 1, 2]
+    world = make_world(0, closed_share=default_config().world.closed_share)
+    assert {entry["world"] for entry in record} == {world.fingerprint}
+    assert {(entry["num_questions"], entry["num_runs"]) for entry in record} == {(560, 4)}
+    assert demo.markdown(record) in README
+
+
 def test_the_benchmark_refuses_what_it_does_not_know():
     def bench(*arguments):
         command = [sys.executable, "launch/bench.py", *arguments]
@@ -57,6 +69,6 @@ def test_the_benchmark_refuses_what_it_does_not_know():
 
     unknown = bench("modle")
     assert unknown.returncode != 0
-    assert "name one benchmark of ['model', 'retrieval', 'rollout']" in unknown.stderr
+    assert "name one benchmark of ['model', 'retrieval', 'rollout', 'update']" in unknown.stderr
     size = bench("model", "--sizes=toy-2m")
     assert size.returncode != 0 and "unknown sizes ['toy-2m']; choose from" in size.stderr
