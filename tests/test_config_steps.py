@@ -39,7 +39,7 @@ SHRUNK = {  # the toy policy and a batch of a few rows, whatever the config is f
     "certify.num_runs": 1,
 }
 TOY_SECTIONS = ("model", "engine", "mesh", "budgets", "sampling")
-SLOW = set(CONFIGS) - {"toy", "toy_ppo_cascade", "toy_sft", "toy_exact_kl"}
+SLOW = set(CONFIGS) - {"toy"}  # a program of its own for each: minutes of compilation
 
 
 def shrink(config, teacher):

@@ -12,6 +12,8 @@ import pytest
 from conftest import ROOT
 from small_runs import SMALL, save_start, weights, written
 
+pytestmark = pytest.mark.slow  # a start takes ten seconds of a core
+
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
@@ -100,7 +102,6 @@ def test_the_process_killed_in_a_save_and_terminated_ends_with_the_same_policies
     assert_same_result(place, finished)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_process_killed_at_random_moments_ends_with_the_same_policies(
     start, finished, tmp_path, seed
