@@ -72,6 +72,7 @@ def test_our_update_starts_at_the_loss_of_a_loop_over_sequences(inputs):
     assert abs(result["loss"] - total / batch.num_completion_tokens) < 1e-5
 
 
+@pytest.mark.slow
 def test_micro_batches_of_another_size_change_no_update(inputs):
     directory, _, batch = inputs
     few, many = (ours(directory, batch, rows=rows) for rows in (2, 8))

@@ -75,6 +75,7 @@ def test_the_policy_behaves_as_an_instruct_model_does(evaluated):
         assert 0.2 < team["per_workflow"]["searches"] < 3  # may go up or down
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_goes_on_to_the_same_records(evaluated, tmp_path):
     whole, _ = evaluated
     arguments = [f"--workdir={tmp_path}"]
@@ -104,7 +105,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_records(evaluated, tmp_path):
     ("flag", "message"),
     [
         ("--config.evaluation.num_rnus=3", 'Did you mean "num_runs"'),
-        ("--config.evaluation.split=dev", "evaluation.split='dev'"),
+        ("--config.evaluation.split=dev", "evaluation.split: 'dev'"),
         ("--config.model.checkpoint=/nowhere", "'/nowhere' is not a directory"),
     ],
 )

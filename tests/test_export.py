@@ -174,6 +174,7 @@ def test_a_starting_policy_that_is_gone_is_one_clear_error(tmp_path):
         export(tmp_path / "run", tmp_path / "out", best=False)
 
 
+@pytest.mark.slow
 def test_the_command_exports_and_never_overwrites(stage, tmp_path):
     command = [sys.executable, "launch/export_hf.py", "--best", str(stage), str(tmp_path / "out")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -139,6 +139,7 @@ def test_a_damaged_newest_checkpoint_costs_its_steps_and_nothing_else(whole, tmp
     assert written(tmp_path / "run") == written(place)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_devices(start, tmp_path):
     # the script plays without looking at the weights: roundings shall change no episode
     def _stage(**changes):
