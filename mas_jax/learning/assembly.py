@@ -99,14 +99,14 @@ def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
         world=world,
         encoder=encoder,
         retriever=Retriever.build(world.passages, encoder, index),
-        chat=make_chat(tokenizer, TEMPLATES[config.model.template]),
+        chat=policy_chat(config, tokenizer),
         prompts=load_prompts(config.model.prompts),
     )
 
 
-def rechat(chat: Chat, config: ConfigDict) -> Chat:
-    """The configured template's pieces under the tokenizer of another chat."""
-    return make_chat(chat.tokenizer, TEMPLATES[config.model.template])
+def policy_chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:
+    """The configured template's pieces under a policy's tokenizer."""
+    return make_chat(tokenizer, TEMPLATES[config.model.template])
 
 
 def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = False) -> Team:

@@ -73,8 +73,7 @@ class Tokens(NamedTuple):
 
 def learned(weights: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """Tokens of any stream that have a predecessor in their segment, bool, [..., B, T]."""
-    same = segment_ids == jnp.roll(segment_ids, 1, axis=-1)
-    return ((weights != 0) & same).at[..., 0].set(False)
+    return (weights != 0) & logprobs.predictable(segment_ids)
 
 
 def head_of(params: qwen3.Params, forward: Forward, tokens_BT, segment_ids_BT) -> logprobs.Head:
@@ -281,15 +280,7 @@ def objective(  # eight: the three things that vary, and what they are read with
         streams, own = _streams(role, row, tokens)
         for coef, loss, count in streams:
             if coef:
-                total += (
-                    role_weights[role]
-                    * row.weight
-                    * coef
-                    * loss
-                    / jnp.maximum(
-                        counts[role][count],
-                        1e-9,  # no token: the sum is 0
-                    )
-                )
+                factor = role_weights[role] * row.weight * coef
+                total += factor * loss / jnp.maximum(counts[role][count], 1e-9)  # without tokens: 0
         metrics |= {f"{role}/{name}": value for name, value in own.items()}
     return total, metrics

@@ -124,11 +124,12 @@ def _check_teacher(config: ConfigDict, scene: assembly.Scene) -> None:
         return
     directory = Path(config.teacher.checkpoint)
     tokenizer = assembly.load_tokenizer(directory)
-    theirs = dataclasses.replace(scene.chat, tokenizer=tokenizer)
+    theirs = assembly.policy_chat(config, tokenizer)
+    assembly.check_chat(config, theirs, directory)
     knobs = dict(temperature=config.train.temperature)
     check_voices(
         voice(scene.chat, vocab_size=scene.tokenizer.vocab_size, **knobs),
-        voice(assembly.rechat(theirs, config), vocab_size=tokenizer.vocab_size, **knobs),
+        voice(theirs, vocab_size=tokenizer.vocab_size, **knobs),
         where=directory,
     )
 

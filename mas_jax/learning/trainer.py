@@ -47,7 +47,6 @@ class Trainer:
             )
         scored = frozenset().union(*(row.teachers for row in rows)) if rows else frozenset()
         exact = frozenset(row.teacher for row in rows if row.is_exact)
-        self._average_names = (scored | exact) & {"ema"}
         own = {"live", "ema"}
         self._scored = teachers.needed(all_teachers, scored - own)
         self._exact = teachers.needed(all_teachers, exact - own)
@@ -72,7 +71,7 @@ class Trainer:
     @property
     def has_average(self) -> bool:
         """Whether the state keeps an average of the weights."""
-        return bool(self._average_names)
+        return self._score_average or self._exact_average
 
     @property
     def abstract_state(self) -> TrainState:

@@ -100,9 +100,9 @@ _TAIL_TERMS = {"forward": _forward_tail_terms, "reverse": _reverse_tail_terms}
 
 
 def predictable(segment_ids_BT: jax.Array) -> jax.Array:
-    """True for tokens [B, T] with a predecessor in their own segment; id 0 is padding."""
-    same_BT = segment_ids_BT == jnp.roll(segment_ids_BT, 1, axis=1)
-    return (same_BT & (segment_ids_BT > 0)).at[:, 0].set(False)
+    """True for tokens [..., B, T] with a predecessor in their own segment; id 0 is padding."""
+    same_BT = segment_ids_BT == jnp.roll(segment_ids_BT, 1, axis=-1)
+    return (same_BT & (segment_ids_BT > 0)).at[..., 0].set(False)
 
 
 def _marked(
