@@ -160,7 +160,8 @@ class Device:
                 masks,
             )
             layers = [_layer(params, index) for index in range(self.config.num_layers)]
-            return params | {"layers": layers}
+            angles = qwen3.rotary(self.config, jnp.arange(self.settings.context))
+            return params | {"layers": layers, "rotary": angles}
 
         return jax.jit(_by_layer)
 

@@ -7,7 +7,6 @@ Must not know: roles, templates, rewards.
 """
 
 import asyncio
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
@@ -27,7 +26,7 @@ TURNS_TO_WAIT = 4  # of the event loop before a device call, for coroutines that
 
 def key_data(key: SampleKey, candidate: int) -> tuple[int, int]:
     """Two 32-bit words that a candidate's randomness starts from; positions are folded in later."""
-    fields = (*dataclasses.astuple(key), candidate)
+    fields = (*vars(key).values(), candidate)
     digest = hashlib.blake2b(repr(fields).encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 

@@ -66,6 +66,13 @@ class Rows(NamedTuple):
     stop_BQ: jax.Array
 
 
+def _angles(params: qwen3.Params, position_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What `qwen3.rotary` gives, read off a table: XLA on CPUs would form every cosine anew for
+    every element of every layer."""
+    cos_S1R, sin_S1R = params["rotary"]
+    return cos_S1R[position_BT], sin_S1R[position_BT]
+
+
 def _attend(
     config: qwen3.ModelConfig,
     q_BTNH: jax.Array,
@@ -130,12 +137,13 @@ def prefill(
     """The pool with each block's page filled, and after each block the token [B], its log-prob [B]
     and whether its draw was near [B].
 
-    params: with `layers` a list of each layer's parameters. The draw after a block means something
+    params: with `layers` a list of each layer's parameters, and `rotary` the cosines and sines of
+    every position of the context. The draw after a block means something
     for the last one of a prompt.
     """
     T = blocks.tokens_BT.shape[1]
     position_BT = blocks.page_B[:, None] * T + jnp.arange(T)
-    cos_sin = qwen3.rotary(config, position_BT)
+    cos_sin = _angles(params, position_BT)
     own_page_B = jnp.take_along_axis(blocks.table_BU, blocks.page_B[:, None], axis=1)[:, 0]
     x_BTD = params["embed"][blocks.tokens_BT].astype(pool[0][0].dtype)
     new_pool = []
@@ -215,7 +223,7 @@ def took(
 def _decode_step(params, config, rows: Rows, drawing: Drawing, pause_V, state: State) -> State:
     """Every row takes one more token; only active ones remember it."""
     row_B = jnp.arange(state.token_B.shape[0])
-    cos_sin = qwen3.rotary(config, state.position_B[:, None])
+    cos_sin = _angles(params, state.position_B[:, None])
     x_B1D = params["embed"][state.token_B][:, None].astype(state.keys[0][0].dtype)
     slabs = []
     for layer, (k_BKHS, v_BKSH) in zip(params["layers"], state.keys, strict=True):

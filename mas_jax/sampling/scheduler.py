@@ -98,7 +98,7 @@ class Scheduler:
         self.num_shared_tokens = 0
         self.num_prompt_tokens = 0
         self._waiting: deque[Sequence] = deque()
-        self._blocks: deque[Block] = deque()
+        self._blocks: dict[Block, None] = {}  # queued, oldest first
         self._unfilled: set[int] = set()  # shared pages whose block is queued
         self._running: list[Sequence] = []  # prefilling or ready, oldest first
 
@@ -137,11 +137,12 @@ class Scheduler:
         sequence.pages, sequence.num_cached = [], 0
         if sequence.state is State.READY:
             return  # nothing of its prompt is queued
-        self._blocks = deque(b for b in self._blocks if b.sequence is not sequence)
+        for block in [b for b in self._blocks if b.sequence is sequence]:
+            del self._blocks[block]
         for block in [b for b in self._blocks if b.sequence is None]:
             page = block.table[-1]
             if not self.pool.is_used(page):  # nobody is left who wants this page
-                self._blocks.remove(block)
+                del self._blocks[block]
                 self._unfilled.discard(page)
                 self.pool.withdraw(page)
 
@@ -181,7 +182,7 @@ class Scheduler:
                 self._unfilled.add(page)
             else:
                 block.sequence = sequence
-            self._blocks.append(block)
+            self._blocks[block] = None
         sequence.pages, sequence.state = pages, State.PREFILLING
         self._running.append(sequence)
         if not sequence.was_started:
@@ -195,7 +196,7 @@ class Scheduler:
 
     def _prefill_candidates(self) -> tuple[int, list[Block]]:
         """The bucket of the oldest block, and the blocks of that bucket that can go now."""
-        bucket = self._block_bucket(self._blocks[0])
+        bucket = self._block_bucket(next(iter(self._blocks)))
         chosen, filled_here = [], set()
         for block in self._blocks:
             if len(chosen) == self.limits.prefill_blocks:
@@ -293,10 +294,9 @@ class Scheduler:
 
     def prefilled(self, blocks: list[Block]) -> list[Sequence]:
         """Notes that blocks were computed; returns the sequences whose prompts are complete."""
-        done = set(map(id, blocks))
-        self._blocks = deque(b for b in self._blocks if id(b) not in done)
         finished = []
         for block in blocks:
+            self._blocks.pop(block, None)  # a cancelled one has gone already
             self._unfilled.discard(block.table[-1])
             if block.sequence is not None and block.sequence.state is State.PREFILLING:
                 block.sequence.num_cached = block.sequence.num_prompt
