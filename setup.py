@@ -21,6 +21,7 @@ setup(
     install_requires=[
         "absl-py>=2.1",
         "flax>=0.12,<0.13",
+        "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
         "jax>=0.10,<0.12",
         "matplotlib>=3.8,<4",
         "ml-collections>=1.0,<2",

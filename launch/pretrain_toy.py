@@ -9,7 +9,7 @@ from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from mas_jax.config import validate
+from mas_jax.config_rules import validate
 from mas_jax.learning import toy_policy
 
 CONFIG = config_flags.DEFINE_config_file("config", "configs/toy.py", "config file")

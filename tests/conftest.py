@@ -15,6 +15,8 @@ import jax
 
 ROOT = Path(__file__).resolve().parent.parent
 
+os.environ["MAS_JAX_CACHE"] = str(ROOT / ".cache")
+
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -16,17 +16,9 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Budgets, Sampling
 from mas_jax.agents.teams import PLAYS
-from mas_jax.config import (
-    REMATS,
-    SCHEDULES,
-    TEAMS,
-    cascade_programme,
-    default_config,
-    only_stage,
-    role,
-    validate,
-)
-from mas_jax.config import TEMPLATES as TEMPLATE_NAMES
+from mas_jax.config import cascade_programme, default_config, only_stage, role
+from mas_jax.config_rules import REMATS, SCHEDULES, TEAMS, validate
+from mas_jax.config_rules import TEMPLATES as TEMPLATE_NAMES
 from mas_jax.learning import loop, update
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.pretrain import PretrainSettings

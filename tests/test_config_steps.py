@@ -14,7 +14,8 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
-from mas_jax.config import default_config, validate
+from mas_jax.config import default_config
+from mas_jax.config_rules import validate
 from mas_jax.learning import assembly, experience, pipeline
 from mas_jax.metrics import read
 from mas_jax.model import hf, qwen3, sharding

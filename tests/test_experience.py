@@ -1,7 +1,6 @@
 """One step's questions by position, episodes in order, and what is reported of them."""
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,56 +9,14 @@ from scripted_team import Script, make_team
 from test_credit import episode
 from test_rollout import PATIENT, RUN, SAYS, failing, questions, raising
 
-from mas_jax.learning.experience import collect, describe, questions_of
+from mas_jax.learning.experience import collect, describe
 from mas_jax.records import Failure, FailureKind, StopReason, WorldError
-
-POOL = questions(10)
-
-
-def uids(step, *, count=4, host=0, num_hosts=1, seed=0, pool=POOL):
-    found = questions_of(pool, seed=seed, step=step, count=count, host=host, num_hosts=num_hosts)
-    return [question.uid for question in found]
-
-
-# --- questions ------------------------------------------------------------------------------------
-
-
-def test_every_epoch_is_all_questions_once_in_an_order_of_its_own():
-    drawn = [uid for step in range(10) for uid in uids(step)]  # 40: four epochs of 10
-    epochs = [drawn[start : start + 10] for start in range(0, 40, 10)]
-    for epoch in epochs:
-        assert Counter(epoch) == Counter(q.uid for q in POOL)
-    assert len(set(map(tuple, epochs))) == 4
-
-
-def test_a_step_needs_no_steps_before_it_and_its_questions_are_its_own():
-    alone = uids(7)
-    assert [uids(step) for step in range(9)][7] == alone
-    assert uids(7, seed=1) != alone
-
-
-def test_a_step_may_ask_for_more_questions_than_there_are():
-    drawn = uids(0, count=25)
-    assert Counter(Counter(drawn).values()) == {2: 5, 3: 5}
-
-
-@pytest.mark.parametrize("num_hosts", [2, 4])
-def test_hosts_share_a_steps_questions_without_overlap(num_hosts):
-    whole = uids(3, count=8)
-    shares = [uids(3, count=8, host=host, num_hosts=num_hosts) for host in range(num_hosts)]
-    assert [whole[host::num_hosts] for host in range(num_hosts)] == shares
-
-
-def test_questions_that_hosts_cannot_share_are_an_error():
-    with pytest.raises(ValueError, match=r"train\.questions=6 cannot be shared by 4 hosts"):
-        uids(0, count=6, num_hosts=4)
-
 
 # --- episodes -------------------------------------------------------------------------------------
 
 
 def test_episodes_come_in_order_of_question_and_rollout_however_they_finish():
-    pool = [POOL[7], POOL[2], POOL[9]]
+    pool = [questions(10)[index] for index in (7, 2, 9)]
     script = Script(SAYS)
     episodes = collect(pool, 3, make_team("cascade"), world=script.world, run=RUN, limits=PATIENT)
     assert [(e.question, e.rollout) for e in episodes] == [
@@ -70,7 +27,7 @@ def test_episodes_come_in_order_of_question_and_rollout_however_they_finish():
 
 def test_an_episode_that_the_world_failed_is_among_them():
     world = failing(Script(SAYS), search=raising(WorldError(FailureKind.RETRIEVER, "down")))
-    episodes = collect(POOL[:2], 2, make_team("cascade"), world=world, run=RUN, limits=PATIENT)
+    episodes = collect(questions(2), 2, make_team("cascade"), world=world, run=RUN, limits=PATIENT)
     assert [e.failure.kind for e in episodes] == [FailureKind.RETRIEVER] * 4
     found = describe(episodes)
     assert found["rollout/errors/retriever"] == 4

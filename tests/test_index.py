@@ -42,6 +42,11 @@ class Listed:
         rows = iter(rows)
         return np.array([next(rows) if t else [0.0] * width for t in texts], np.float32)
 
+    def encode_queries(self, texts):
+        return self.encode(texts)
+
+    encode_passages = encode_queries
+
 
 def listed(vectors) -> list[Passage]:
     """Passages that `Listed` encodes as the given vectors."""

@@ -12,7 +12,8 @@ PACKAGE = ROOT / "mas_jax"
 
 # lowest first; a module imports from strictly lower layers and from its own package
 LAYERS = [
-    {"config", "records", "metrics"},
+    {"config_rules", "records", "metrics"},
+    {"config"},
     {"data", "model"},
     {"rewards", "retrieval"},
     {"sampling", "agents"},
@@ -24,12 +25,15 @@ LAYERS = [
 # host-side parts: no jax, directly or through what they import
 JAX_FREE = [
     "config",
+    "config_rules",
     "records",
     "metrics",
     "data",
     "rewards",
     "retrieval.index",
+    "retrieval.build",
     "retrieval.corpus",
+    "retrieval.embeddings",
     "retrieval.server",
     "retrieval.client",
     "sampling.api",

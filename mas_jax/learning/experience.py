@@ -7,8 +7,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from mas_jax.agents import rollout
 from mas_jax.agents.setting import Run, Team, World
 from mas_jax.evaluation.statistics import (
@@ -17,28 +15,6 @@ from mas_jax.evaluation.statistics import (
     score_episode,
 )
 from mas_jax.records import Episode, Question, StopReason
-
-
-def questions_of(
-    questions: Sequence[Question], *, seed: int, step: int, count: int, host: int, num_hosts: int
-) -> list[Question]:
-    """This host's questions of a step: `count` over all hosts, of which it has every num_hosts-th.
-
-    Position step * count + j of an endless sequence in which each epoch is a permutation that
-    depends on (seed, epoch) alone, so a run goes on from its step without other state.
-    Raises: ValueError if the hosts cannot share `count`.
-    """
-    if count % num_hosts:
-        raise ValueError(
-            f"train.questions={count} cannot be shared by {num_hosts} hosts; set a multiple"
-        )
-    found, orders = [], {}
-    for position in range(step * count + host, (step + 1) * count, num_hosts):
-        epoch, index = divmod(position, len(questions))
-        if epoch not in orders:
-            orders[epoch] = np.random.default_rng((seed, epoch)).permutation(len(questions))
-        found.append(questions[orders[epoch][index]])
-    return found
 
 
 def collect(

@@ -23,6 +23,7 @@ from rich.console import Console
 from mas_jax import metrics
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Run, Team, World
+from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
 from mas_jax.learning import experience, update
 from mas_jax.learning.alarms import Alarms, AlarmSettings
@@ -34,7 +35,6 @@ from mas_jax.learning.teachers import Teacher
 from mas_jax.learning.trainer import Trainer
 from mas_jax.learning.update import TrainState
 from mas_jax.model import qwen3
-from mas_jax.records import Question
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Stage:
     programme: Programme
     steps: int
     seed: int
-    questions: tuple[Question, ...]
+    questions: Mixture
     world: World
     publish: Callable[[qwen3.Params], None]
     sampler_counts: Callable[[], Mapping[str, float]]
@@ -232,7 +232,7 @@ def _step(
     with phases("publish"):
         stage.publish(state.params)
     with phases("rollout"):
-        asked = experience.questions_of(
+        asked = of_step(
             stage.questions, seed=stage.seed, step=step, count=s.questions,
             host=jax.process_index(), num_hosts=jax.process_count(),
         )  # fmt: skip

@@ -22,7 +22,7 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
-from mas_jax.config import validate
+from mas_jax.config_rules import validate
 from mas_jax.evaluation import bootstrap
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
 from mas_jax.learning import assembly, evaluate, loop, revision
@@ -200,7 +200,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         programme=programme,
         steps=section.steps,
         seed=config.seed,
-        questions=scene.world.questions["train"],
+        questions=scene.training,
         world=World(
             _sampler(pipeline, section.sampler), scene.retriever.search,
             assembly.exact_match_reward,

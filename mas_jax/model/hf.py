@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import uuid
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,11 @@ import numpy as np
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from mas_jax.model import hf_config, qwen3, safetensors_io
+from mas_jax.model import hf_config, hf_tensors, qwen3, safetensors_io
 from mas_jax.model.hf_config import load_config
-from mas_jax.model.qwen3 import ModelConfig, Params, ParamSpec
+from mas_jax.model.hf_tensors import INDEX_FILE, SINGLE_FILE
+from mas_jax.model.qwen3 import ModelConfig, Params
 from mas_jax.model.safetensors_io import Entry, Stored
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
@@ -52,18 +50,17 @@ def load(
     """
     directory = Path(directory)
     config = load_config(directory)
-    stored = _stored_tensors(directory)
-    _check_tensors(config, stored, directory)
+    stored = hf_tensors.find(directory)
     specs = qwen3.flat_specs(config)
-    flat_shardings = dict.fromkeys(specs)
-    if shardings is not None:
-        flat_shardings = traverse_util.flatten_dict(shardings, sep="/")
-        _check_paths(flat_shardings.keys(), specs.keys(), what="shardings")
-    flat = {}
-    for path, spec in specs.items():
-        tensors_L = [stored[name] for name in _hf_names(spec, config)]
-        flat[path] = _place(spec, tensors_L, dtype=np.dtype(dtype), sharding=flat_shardings[path])
-    return config, traverse_util.unflatten_dict(flat, sep="/")
+    shapes = hf_tensors.wanted(specs, config.num_layers)
+    has_copied_head = config.tied and "lm_head.weight" in stored
+    if has_copied_head:
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    hf_tensors.check(shapes, stored, directory, ignored=("rotary_emb.inv_freq",))
+    if has_copied_head:
+        _check_redundant_head(stored["lm_head.weight"], stored["model.embed_tokens.weight"])
+    params = hf_tensors.read(specs, config.num_layers, stored, dtype=dtype, shardings=shardings)
+    return config, params
 
 
 def save(
@@ -122,82 +119,6 @@ def save(
         multihost_utils.sync_global_devices(f"hf.save {directory.name}")
 
 
-# --- reading --------------------------------------------------------------------------------------
-
-
-def _stored_tensors(directory: Path) -> dict[str, Stored]:
-    """Every tensor of a checkpoint; as in transformers, a single file goes before an index."""
-    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
-    if single.is_file():
-        return safetensors_io.read_header(single)
-    if not index.is_file():
-        got = sorted(p.name for p in directory.iterdir() if p.suffix in (".safetensors", ".bin"))
-        raise FileNotFoundError(
-            f"{directory}: wanted {SINGLE_FILE} or {INDEX_FILE}, got {got}; convert the weights "
-            "with transformers' save_pretrained, which writes safetensors"
-        )
-    content = hf_config.read_json(index)
-    if "weight_map" not in content:
-        raise ValueError(f"{index}: no weight_map (tensor name -> file); download it again")
-    names_of_file = defaultdict(set)
-    for name, file_name in content["weight_map"].items():
-        names_of_file[file_name].add(name)
-    stored = {}
-    for file_name, names in sorted(names_of_file.items()):
-        path = directory / file_name
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{path} does not exist, but {index.name} says that it holds {len(names)} tensors, "
-                f"{min(names)!r} among them; download it"
-            )
-        header = safetensors_io.read_header(path)
-        if header.keys() != names:
-            raise ValueError(
-                f"{path} and {index.name} disagree: only the index names "
-                f"{_some(names - header.keys())}, only the file holds "
-                f"{_some(header.keys() - names)}; download both again"
-            )
-        stored |= header
-    return stored
-
-
-def _check_tensors(config: ModelConfig, stored: dict[str, Stored], directory: Path) -> None:
-    """Raises ValueError unless the checkpoint holds exactly the tensors that its config implies."""
-    wanted = {
-        name: spec.hf_shape
-        for spec in qwen3.flat_specs(config).values()
-        for name in _hf_names(spec, config)
-    }
-    if missing := wanted.keys() - stored.keys():
-        raise ValueError(
-            f"{directory}: {len(missing)} of {len(wanted)} tensors that config.json implies are "
-            f"missing: {_some(missing)}; got {_some(stored)}; complete the checkpoint or correct "
-            "config.json (tie_word_embeddings says whether lm_head.weight is needed)"
-        )
-    if config.tied and "lm_head.weight" in stored:
-        wanted["lm_head.weight"] = wanted["model.embed_tokens.weight"]
-    extra = {n for n in stored.keys() - wanted.keys() if not n.endswith("rotary_emb.inv_freq")}
-    if extra:
-        raise ValueError(
-            f"{directory}: {len(extra)} tensors that config.json does not imply: {_some(extra)}; "
-            "this is another architecture than config.json says, or num_hidden_layers is too small"
-        )
-    for name, shape in wanted.items():
-        tensor = stored[name]
-        if tensor.shape != shape:
-            raise ValueError(
-                f"{tensor.path}: tensor {name} has shape {tensor.shape}, wanted {shape} by "
-                "config.json; correct it or use the weights that it belongs to"
-            )
-        if tensor.code not in safetensors_io.DTYPES:
-            raise ValueError(
-                f"{tensor.path}: tensor {name} is stored as {tensor.code}, wanted one of "
-                f"{sorted(safetensors_io.DTYPES)}; dequantise the checkpoint first"
-            )
-    if "lm_head.weight" in stored and config.tied:
-        _check_redundant_head(stored["lm_head.weight"], stored["model.embed_tokens.weight"])
-
-
 def _check_redundant_head(head: Stored, embedding: Stored) -> None:
     """A head beside a tied embedding must be its copy: if not, one of the two would be lost."""
     rows = 8192  # keeps what is mapped and compared at a time far below the whole tensor
@@ -213,55 +134,6 @@ def _check_redundant_head(head: Stored, embedding: Stored) -> None:
             f"{head.path}: lm_head.weight differs from model.embed_tokens.weight, but config.json "
             "says tie_word_embeddings=true; set it to false, or remove lm_head.weight"
         )
-
-
-def _place(
-    spec: ParamSpec,
-    tensors_L: list[Stored],
-    *,
-    dtype: np.dtype,
-    sharding: jax.sharding.Sharding | None,
-) -> jax.Array:
-    """One parameter on its devices; one block at a time is on the host, and only until placed."""
-    if sharding is None:
-        whole = tuple((0, size) for size in spec.shape)
-        return jax.block_until_ready(jax.device_put(_read_block(spec, tensors_L, whole, dtype)))
-    devices_of_block = defaultdict(list)
-    for device, index in sharding.addressable_devices_indices_map(spec.shape).items():
-        bounds = tuple(s.indices(size)[:2] for s, size in zip(index, spec.shape, strict=True))
-        devices_of_block[bounds].append(device)
-    arrays = []
-    for bounds, devices in devices_of_block.items():
-        block = _read_block(spec, tensors_L, bounds, dtype)
-        arrays += jax.block_until_ready([jax.device_put(block, device) for device in devices])
-    return jax.make_array_from_single_device_arrays(spec.shape, sharding, arrays)
-
-
-def _read_block(
-    spec: ParamSpec,
-    tensors_L: list[Stored],
-    bounds: tuple[tuple[int, int], ...],
-    dtype: np.dtype,
-) -> np.ndarray:
-    """The part of one parameter within `bounds` (begin, end of each axis), in our layout."""
-    block = np.empty([end - begin for begin, end in bounds], dtype)
-    if spec.axes[0] != "layers":
-        block[...] = _slice(spec.shape, spec, tensors_L[0], bounds)
-        return block
-    (first, last), inner = bounds[0], bounds[1:]
-    for row, tensor in zip(block, tensors_L[first:last], strict=True):
-        # converted in the file's order, then turned: three times faster than both in one go
-        row[...] = _slice(spec.shape[1:], spec, tensor, inner).astype(dtype, copy=False)
-    return block
-
-
-def _slice(
-    shape: tuple[int, ...], spec: ParamSpec, tensor: Stored, bounds: tuple[tuple[int, int], ...]
-) -> np.ndarray:
-    """View of a mapped tensor in our layout `shape`, cut to `bounds`; nothing is copied."""
-    mapped = safetensors_io.map_tensor(tensor)
-    ours = mapped.T if spec.transposed else mapped
-    return ours.reshape(shape)[tuple(slice(begin, end) for begin, end in bounds)]
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -281,7 +153,7 @@ def _checked_params(config: ModelConfig, params: Params) -> dict[str, jax.Array]
     """Parameters by path, as far as they are exported. Raises: ValueError if they do not fit."""
     flat = traverse_util.flatten_dict(params, sep="/")
     specs = qwen3.flat_specs(config)
-    _check_paths(flat.keys(), specs.keys(), what="params")
+    hf_tensors.check_paths(flat.keys(), specs.keys(), what="params")
     for path, spec in specs.items():
         if flat[path].shape != spec.shape:
             raise ValueError(
@@ -303,7 +175,7 @@ def _plan_shards(
     planned = []
     for path, spec in qwen3.flat_specs(config).items():
         stacked = spec.axes[0] == "layers"
-        for i, name in enumerate(_hf_names(spec, config)):
+        for i, name in enumerate(hf_tensors.names(spec, config.num_layers)):
             entry = Entry(name, np.dtype(flat[path].dtype), spec.hf_shape)
             planned.append(_Planned(entry, path, i if stacked else None, spec.transposed))
     # widest type first: every tensor then starts at a multiple of its item size
@@ -363,31 +235,3 @@ def _tokenizer_files(tokenizer_dir: Path) -> list[Path]:
             "the tokenizer was loaded from"
         )
     return files
-
-
-# --- names ----------------------------------------------------------------------------------------
-
-
-def _hf_names(spec: ParamSpec, config: ModelConfig) -> list[str]:
-    """Names of the tensors that make up one parameter: one a layer, one, or none."""
-    if spec.hf_name is None:
-        return []
-    if spec.axes[0] != "layers":
-        return [spec.hf_name]
-    return [spec.hf_name.format(layer=layer) for layer in range(config.num_layers)]
-
-
-def _check_paths(got: set[str], wanted: set[str], *, what: str) -> None:
-    """Raises ValueError unless a pytree has the config's parameters; a value head may be extra."""
-    missing, extra = wanted - got, got - wanted - {"value_head"}
-    if missing or extra:
-        raise ValueError(
-            f"{what} do not fit the config: missing {_some(missing)}, extra {_some(extra)}; make "
-            "them from the same ModelConfig"
-        )
-
-
-def _some(names: set[str]) -> str:
-    """At most three of the names, and how many there are."""
-    shown = ", ".join(sorted(names)[:3]) or "nothing"
-    return shown if len(names) <= 3 else f"{shown}, ... ({len(names)} in all)"

@@ -9,60 +9,19 @@ Dimensions: B rows, T positions, D model, F ffw, V vocabulary, N query heads, K 
 H head dim, L layers. Must not know: roles, episodes, losses.
 """
 
-import dataclasses
 import functools
-import math
-import zlib
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
-from mas_jax.model import attention, sharding
+from mas_jax.model import attention, param_table, sharding
 from mas_jax.model.model_config import PRESETS as PRESETS
 from mas_jax.model.model_config import Llama3Scaling as Llama3Scaling
 from mas_jax.model.model_config import ModelConfig as ModelConfig
-
-Params = dict  # one nested dict of arrays, as described by `param_specs`
-
-
-@dataclass(frozen=True)
-class ParamSpec:
-    """One parameter: shape, logical axes, initial value, place in a Hugging Face checkpoint.
-
-    init: "zeros", "ones", or the standard deviation of a normal distribution.
-    hf_name: tensor name, `{layer}` where the leading axis is cut into layers; None if HF has none.
-    hf_shape: shape of (one layer of) that tensor. `transposed`: HF stores [out, in], we [in, out].
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    init: str | float
-    hf_name: str | None
-    hf_shape: tuple[int, ...]
-    transposed: bool
-    decay: bool
-
-
-def _vector(name: str | None, dims: dict[str, int], *, init: str) -> ParamSpec:
-    """A norm scale or bias: HF holds it flat, no weight decay."""
-    shape = tuple(dims.values())
-    return ParamSpec(shape, tuple(dims), init, name, (math.prod(shape),), False, decay=False)
-
-
-def _matrix(name: str, inputs: dict[str, int], outputs: dict[str, int]) -> ParamSpec:
-    """A projection from `inputs` to `outputs`: variance 1/fan_in, HF holds it [out, in]."""
-    fan_in, fan_out = math.prod(inputs.values()), math.prod(outputs.values())
-    dims = {**inputs, **outputs}
-    shape, hf_shape = tuple(dims.values()), (fan_out, fan_in)
-    return ParamSpec(shape, tuple(dims), fan_in**-0.5, name, hf_shape, True, decay=True)
-
-
-def _embedding(name: str, config: ModelConfig) -> ParamSpec:
-    shape = (config.vocab_size, config.model_dim)
-    return ParamSpec(shape, ("vocab", "embed"), 0.02, name, shape, False, decay=True)
+from mas_jax.model.param_table import Params as Params
+from mas_jax.model.param_table import ParamSpec as ParamSpec
+from mas_jax.model.param_table import embedding, matrix, vector
 
 
 def _layer_specs(config: ModelConfig) -> dict[str, ParamSpec]:
@@ -73,23 +32,23 @@ def _layer_specs(config: ModelConfig) -> dict[str, ParamSpec]:
     keys = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     head = {"head_dim": config.head_dim}
     specs = {
-        "attn_norm": _vector(hf + "input_layernorm.weight", embed, init="ones"),
-        "wq": _matrix(hf + "self_attn.q_proj.weight", embed, queries),
-        "wk": _matrix(hf + "self_attn.k_proj.weight", embed, keys),
-        "wv": _matrix(hf + "self_attn.v_proj.weight", embed, keys),
-        "wo": _matrix(hf + "self_attn.o_proj.weight", queries, embed),
-        "ffw_norm": _vector(hf + "post_attention_layernorm.weight", embed, init="ones"),
-        "w_gate": _matrix(hf + "mlp.gate_proj.weight", embed, ffw),
-        "w_up": _matrix(hf + "mlp.up_proj.weight", embed, ffw),
-        "w_down": _matrix(hf + "mlp.down_proj.weight", ffw, embed),
+        "attn_norm": vector(hf + "input_layernorm.weight", embed, init="ones"),
+        "wq": matrix(hf + "self_attn.q_proj.weight", embed, queries),
+        "wk": matrix(hf + "self_attn.k_proj.weight", embed, keys),
+        "wv": matrix(hf + "self_attn.v_proj.weight", embed, keys),
+        "wo": matrix(hf + "self_attn.o_proj.weight", queries, embed),
+        "ffw_norm": vector(hf + "post_attention_layernorm.weight", embed, init="ones"),
+        "w_gate": matrix(hf + "mlp.gate_proj.weight", embed, ffw),
+        "w_up": matrix(hf + "mlp.up_proj.weight", embed, ffw),
+        "w_down": matrix(hf + "mlp.down_proj.weight", ffw, embed),
     }
     if config.qk_norm:
-        specs["q_norm"] = _vector(hf + "self_attn.q_norm.weight", head, init="ones")
-        specs["k_norm"] = _vector(hf + "self_attn.k_norm.weight", head, init="ones")
+        specs["q_norm"] = vector(hf + "self_attn.q_norm.weight", head, init="ones")
+        specs["k_norm"] = vector(hf + "self_attn.k_norm.weight", head, init="ones")
     if config.qkv_bias:
-        specs["bq"] = _vector(hf + "self_attn.q_proj.bias", queries, init="zeros")
-        specs["bk"] = _vector(hf + "self_attn.k_proj.bias", keys, init="zeros")
-        specs["bv"] = _vector(hf + "self_attn.v_proj.bias", keys, init="zeros")
+        specs["bq"] = vector(hf + "self_attn.q_proj.bias", queries, init="zeros")
+        specs["bk"] = vector(hf + "self_attn.k_proj.bias", keys, init="zeros")
+        specs["bv"] = vector(hf + "self_attn.v_proj.bias", keys, init="zeros")
     return specs
 
 
@@ -104,30 +63,27 @@ def param_specs(config: ModelConfig) -> dict:
         )
     if config.head_dim % 2:
         raise ValueError(f"head_dim={config.head_dim} is odd; rotary embeddings pair dimensions")
-    stacked = {
-        name: dataclasses.replace(s, shape=(config.num_layers, *s.shape), axes=("layers", *s.axes))
-        for name, s in _layer_specs(config).items()
-    }
+    vocab, embed = {"vocab": config.vocab_size}, {"embed": config.model_dim}
     specs = {
-        "embed": _embedding("model.embed_tokens.weight", config),
-        "layers": stacked,
-        "final_norm": _vector("model.norm.weight", {"embed": config.model_dim}, init="ones"),
+        "embed": embedding("model.embed_tokens.weight", vocab, config.model_dim),
+        "layers": param_table.stack(_layer_specs(config), config.num_layers),
+        "final_norm": vector("model.norm.weight", embed, init="ones"),
     }
     if not config.tied:
-        specs["unembed"] = _embedding("lm_head.weight", config)
+        specs["unembed"] = embedding("lm_head.weight", vocab, config.model_dim)
     if config.value_head:
-        specs["value_head"] = _vector(None, {"embed": config.model_dim}, init="zeros")
+        specs["value_head"] = vector(None, embed, init="zeros")
     return specs
 
 
 def flat_specs(config: ModelConfig) -> dict[str, ParamSpec]:
     """`param_specs` by path, as in `layers/wq`."""
-    return traverse_util.flatten_dict(param_specs(config), sep="/")
+    return param_table.flatten(param_specs(config))
 
 
 def param_count(config: ModelConfig) -> int:
     """Number of parameters; a tied embedding counts once."""
-    return sum(math.prod(s.shape) for s in flat_specs(config).values())
+    return param_table.count(param_specs(config))
 
 
 def decay_mask(config: ModelConfig) -> dict:
@@ -137,11 +93,7 @@ def decay_mask(config: ModelConfig) -> dict:
 
 def param_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict:
     """Pytree of `NamedSharding`. Raises: ValueError where a size does not divide."""
-    flat = {
-        path: sharding.named(mesh, s.shape, s.axes, name=path)
-        for path, s in flat_specs(config).items()
-    }
-    return traverse_util.unflatten_dict(flat, sep="/")
+    return param_table.shardings(param_specs(config), mesh)
 
 
 def init(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> Params:
@@ -149,15 +101,7 @@ def init(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> Params:
 
     For a model larger than a device, jit it with `out_shardings=param_shardings(config, mesh)`.
     """
-
-    def _leaf(path: str, s: ParamSpec) -> jax.Array:
-        if isinstance(s.init, str):
-            return {"zeros": jnp.zeros, "ones": jnp.ones}[s.init](s.shape, dtype)
-        leaf_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
-        return (s.init * jax.random.normal(leaf_key, s.shape, jnp.float32)).astype(dtype)
-
-    flat = {path: _leaf(path, s) for path, s in flat_specs(config).items()}
-    return traverse_util.unflatten_dict(flat, sep="/")
+    return param_table.init(param_specs(config), key, dtype=dtype)
 
 
 def positions_from_segments(segment_ids_BT: jax.Array) -> jax.Array:

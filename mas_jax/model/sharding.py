@@ -26,6 +26,7 @@ RULES: Rules = {
     "layers": (),
     "embed": ("fsdp",),
     "head_dim": (),
+    "positions": (),
     "replicated": (),
     # either
     "heads": ("tensor",),

@@ -81,6 +81,8 @@ class HashedNgrams:
                 vectors_NE[start : start + len(block)] = self._encode_block(block)
         return vectors_NE
 
+    encode_queries = encode_passages = encode
+
     def _encode_block(self, texts: Sequence[str]) -> np.ndarray:
         if len(self._rows) > MAX_CACHED_WORDS:
             self._forget()

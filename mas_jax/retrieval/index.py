@@ -25,6 +25,7 @@ import numpy as np
 
 from mas_jax.records import Passage, SearchFailure
 from mas_jax.retrieval import exact_index, scann_index
+from mas_jax.retrieval.corpus import Corpus
 
 MAX_QUERY_CHARS = 4096  # the rest of a longer query is not read
 MAX_CACHED_ANSWERS = 100_000
@@ -40,8 +41,11 @@ class Encoder(Protocol):
 
     fingerprint: str
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors [N, E] f32."""
+
+    def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
+        """Vectors [N, E] f32 of texts as `contents` makes them."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,9 @@ def contents(passage: Passage) -> str:
 
 
 def hash_corpus(passages: Sequence[Passage]) -> str:
-    """Digest of ids, titles and texts in order."""
+    """Digest of ids, titles and texts in order; of its bytes for a corpus on disk."""
+    if isinstance(passages, Corpus):
+        return passages.fingerprint
     digest = hashlib.blake2b(digest_size=16)
     for passage in passages:
         fields = (passage.id, passage.title, passage.text)
@@ -145,6 +151,23 @@ def _describe(
     }
 
 
+def write_manifest(
+    directory: Path, passages: Sequence[Passage], fingerprint: str, config: IndexConfig
+) -> None:
+    """Writes what `Retriever.load` compares: corpus, encoder, settings and backend."""
+    manifest = _describe(passages, fingerprint, config) | {"backend": config.resolve_backend()}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def make_shard(
+    vectors_ME: np.ndarray, config: IndexConfig
+) -> exact_index.ExactShard | scann_index.ScannShard:
+    """The index of one shard's vectors."""
+    if config.resolve_backend() == "exact":
+        return exact_index.ExactShard(vectors_ME)
+    return scann_index.ScannShard(vectors_ME, config.tree_sizes(len(vectors_ME)))
+
+
 class _Batch:
     """Queries of one call to the index, and the task that answers them."""
 
@@ -192,7 +215,7 @@ class Retriever:
             raise ValueError("the corpus is empty: an index needs at least one passage")
         backend = config.resolve_backend()
         if vectors_NE is None:
-            vectors_NE = encoder.encode([contents(passage) for passage in passages])
+            vectors_NE = encoder.encode_passages([contents(passage) for passage in passages])
         _check_vectors(vectors_NE, passages)
         vectors_NE = np.ascontiguousarray(vectors_NE, np.float32)
         pieces = split_rows(len(passages), config.max_shard)
@@ -201,12 +224,7 @@ class Retriever:
             *vectors_NE.shape, backend, len(pieces),
             ram_bytes(*vectors_NE.shape, config) / 1e9,
         )  # fmt: skip
-        shards = [
-            exact_index.ExactShard(vectors_NE[start:end])
-            if backend == "exact"
-            else scann_index.ScannShard(vectors_NE[start:end], config.tree_sizes(end - start))
-            for start, end in pieces
-        ]
+        shards = [make_shard(vectors_NE[start:end], config) for start, end in pieces]
         return cls(passages, encoder, config, shards)
 
     def save(self, directory: Path) -> None:
@@ -222,9 +240,7 @@ class Retriever:
             shard_directory = partial / f"shard-{number}"
             shard_directory.mkdir(parents=True)
             shard.save(shard_directory)
-        manifest = _describe(self.passages, self._encoder.fingerprint, self.config)
-        manifest["backend"] = self.config.resolve_backend()
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        write_manifest(partial, self.passages, self._encoder.fingerprint, self.config)
         partial.rename(directory)
 
     @classmethod
@@ -324,7 +340,7 @@ class Retriever:
 
     def _search(self, texts: Sequence[str], k: int) -> list[Answer]:
         """Answers to distinct texts: failures at once, the others from all shards, merged."""
-        vectors_QE = np.asarray(self._encoder.encode(texts), np.float32)
+        vectors_QE = np.asarray(self._encoder.encode_queries(texts), np.float32)
         answers: list[Answer] = [_refuse(*pair) for pair in zip(texts, vectors_QE, strict=True)]
         valid_Q = [query for query, answer in enumerate(answers) if answer is None]
         if not valid_Q:

@@ -1,0 +1,206 @@
+"""The rules between settings: what a config must satisfy before anything is built from it.
+
+Must not know: defaults, what is built.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+TEAMS: dict[str, tuple[str, ...]] = {  # agents/teams.py, with the roles that act in each
+    "cascade": ("searcher", "answerer"),
+    "hierarchy": ("leader", "searcher", "answerer"),
+    "single": ("searcher",),
+}
+SPLITS = ("train", "validation", "test")
+TEMPLATES = ("toy", "qwen-instruct", "qwen3-thinking", "qwen3-not-thinking", "smollm2")
+DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py
+SAMPLERS = ("policy", "oracle")
+SCHEDULES = ("constant", "linear", "cosine")
+REMATS = ("none", "dots", "full")
+
+_COUNTS = {
+    "evaluation": ("num_questions", "num_runs"),
+    "certify": ("num_questions", "num_runs"),
+    "train": (
+        "questions", "group_size", "candidates", "updates_per_batch", "micro_rows", "row_length",
+        "chunk", "keep_checkpoints", "validation_questions", "validation_runs",
+    ),
+}  # fmt: skip
+
+
+def validate(config: ConfigDict) -> None:
+    """Raises: ValueError with both values and what to change, for settings that contradict."""
+    t, e = config.train, config.evaluation
+    _check_choice("evaluation.split", e.split, SPLITS)
+    _check_choice("model.template", config.model.template, TEMPLATES)
+    _check_choice("train.optimizer.schedule", t.optimizer.schedule, SCHEDULES)
+    _check_choice("train.remat", t.remat, REMATS)
+    for section, names in _COUNTS.items():
+        for name in names:
+            if config[section][name] < 1:
+                raise ValueError(f"{section}.{name}={config[section][name]} must be at least 1")
+    if t.temperature <= 0:
+        raise ValueError(
+            f"train.temperature={t.temperature} must be above 0; a greedy policy has no log-probs "
+            "to learn from"
+        )
+    parts = t.mesh.data * t.mesh.fsdp
+    if t.micro_rows % parts:
+        raise ValueError(
+            f"train.micro_rows={t.micro_rows} is not divisible by {parts}, which is "
+            f"train.mesh.data={t.mesh.data} x fsdp={t.mesh.fsdp}; set a multiple"
+        )
+    _check_directories(config)
+    _check_data(config)
+    for team in e.teams:
+        _check_choice("evaluation.teams", team, TEAMS)
+        _check_budgets(config, team)
+    if not t.stages or len(set(t.stages)) < len(t.stages):
+        raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
+    for name in t.stages:
+        _check_choice("train.stages", name, config.stages)
+        _check_stage(config, name)
+        _check_teacher(config, name)
+
+
+def _check_choice(where: str, value: str, choices: Iterable[str]) -> None:
+    choices = tuple(choices)
+    if value not in choices:
+        near = get_close_matches(value, choices, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"{where}: {value!r} is unknown; {hint}choose from {choices}")
+
+
+def _check_directories(config: ConfigDict) -> None:
+    for name in ("model", "teacher"):
+        path = config[name].checkpoint
+        if path and not path.startswith("package:") and not Path(path).is_dir():
+            raise ValueError(
+                f"{name}.checkpoint={path!r} is not a directory; give one with config.json and "
+                "safetensors, or '' for "
+                + ("the shipped toy policy" if name == "model" else "none")
+            )
+    if not config.model.checkpoint and config.model.template != "toy":
+        raise ValueError(
+            f"model.template={config.model.template!r} does not fit the shipped toy policy; "
+            "set model.checkpoint, or model.template='toy'"
+        )
+
+
+def _check_data(config: ConfigDict) -> None:
+    """Real questions have splits, and exactly one thing that searches their passages."""
+    d = config.data
+    if not any((*d.train, *d.validation, *d.test, d.corpus, d.index, d.server)):
+        return
+    if not d.test or bool(d.corpus) == bool(d.server):
+        raise ValueError(
+            f"data.test={d.test}, data.corpus={d.corpus!r} and data.server={d.server!r}: real "
+            "questions need test files, and a corpus or a server; clear all for the toy world"
+        )
+    _check_choice("data.dialect", d.dialect, DIALECTS)
+    for name in (*d.train, *d.validation, *d.test, *filter(None, (d.corpus,))):
+        if not Path(name).is_file():
+            raise ValueError(
+                f"data: {name!r} does not exist; launch/prepare_data.py writes questions"
+            )
+    if d.weights and len(d.weights) != len(d.train):
+        raise ValueError(f"data.weights={d.weights} must be one for each of data.train={d.train}")
+
+
+def _check_budgets(config: ConfigDict, team: str) -> None:
+    budgets, longest = config.budgets[team], max(config.sampling.max_tokens.values())
+    if budgets.context > config.engine.context:
+        raise ValueError(
+            f"budgets.{team}.context={budgets.context} exceeds engine.context="
+            f"{config.engine.context}; raise the engine's or lower the team's"
+        )
+    if budgets.observation + longest >= budgets.context:
+        raise ValueError(
+            f"budgets.{team}.observation={budgets.observation} and the longest "
+            f"sampling.max_tokens={longest} leave no room in context={budgets.context}"
+        )
+
+
+def _check_stage(config: ConfigDict, name: str) -> None:
+    """Team, sampler and length of a stage, and whether its rows fit them."""
+    stage, t, where = config.stages[name], config.train, f"stages.{name}"
+    _check_choice(f"{where}.team", stage.team, TEAMS)
+    _check_choice(f"{where}.sampler", stage.sampler, SAMPLERS)
+    _check_budgets(config, stage.team)
+    context = config.budgets[stage.team].context
+    if t.row_length < context:
+        raise ValueError(
+            f"train.row_length={t.row_length} is below budgets.{stage.team}.context={context}, so "
+            "longer traces would be left out; raise row_length or lower the context"
+        )
+    if stage.steps < 1:
+        raise ValueError(f"{where}.steps={stage.steps} must be at least 1")
+    if stage.sampler == "oracle" and config.model.prompts != "toy":
+        raise ValueError(
+            f"{where}.sampler='oracle' reads the toy prompts only, and model.prompts="
+            f"{config.model.prompts!r}; set model.prompts='toy' or sampler='policy'"
+        )
+    wanted, given = set(TEAMS[stage.team]), set(stage.programme)
+    if wanted != given:
+        raise ValueError(
+            f"{where}.programme has rows for {sorted(given)} and its team, the {stage.team}, acts "
+            f"as {sorted(wanted)}; give exactly these"
+        )
+    for acting, row in stage.programme.items():
+        _check_row(config, stage, acting, row, where=f"{where}.programme.{acting}")
+
+
+def _check_row(
+    config: ConfigDict, stage: ConfigDict, acting: str, row: ConfigDict, *, where: str
+) -> None:
+    """What the row of the acting role asks of its stage and of the training settings."""
+    t = config.train
+    if row.behaviour == "assignment" and "leader" not in stage.programme:
+        raise ValueError(
+            f"{where}.behaviour='assignment' rewards a leader's assignments, and the {stage.team} "
+            "has none; set 'search_activity' or 'none'"
+        )
+    if not row.trained:
+        return
+    if "gae" in row.advantages and not t.value_head:
+        raise ValueError(
+            f"{where}.advantages={row.advantages} need a critic, and train.value_head="
+            f"{t.value_head}; set train.value_head=True"
+        )
+    if row.advantages and stage.sampler == "oracle":
+        raise ValueError(
+            f"{where}.advantages={row.advantages} are of tokens that the policy sampled, and "
+            "the stage's sampler is 'oracle'; set policy_loss='sft' and advantages=()"
+        )
+    size = 1 if row.group_by == "context" else t.group_size
+    size *= t.candidates if acting == "answerer" else 1
+    if "group" in row.advantages and size < 2:
+        raise ValueError(
+            f"{where}.advantages={row.advantages} compare a group, which has one member with "
+            f"train.group_size={t.group_size}, candidates={t.candidates} and group_by="
+            f"{row.group_by!r}; raise one of the two to 2 or more"
+        )
+
+
+def _check_teacher(config: ConfigDict, name: str) -> None:
+    """Raises: ValueError if a row of the stage reads the teacher before there is one."""
+    stages, given = config.train.stages, config.teacher.checkpoint
+    if given and stages == ("teacher",):
+        raise ValueError(
+            f"teacher.checkpoint={given!r} takes the place of the stage 'teacher', the only one of "
+            f"train.stages={stages}; add a stage, or clear teacher.checkpoint"
+        )
+    if given or "teacher" in stages[: stages.index(name)]:
+        return
+    for role_name, row in config.stages[name].programme.items():
+        reads = ("distillation" in row.advantages or row.divergence != "none", row.kl_coef != 0)
+        if row.trained and (
+            (reads[0] and row.teacher == "teacher") or (reads[1] and row.kl_reference == "teacher")
+        ):
+            raise ValueError(
+                f"stages.{name}.programme.{role_name} reads 'teacher', and train.stages={stages} "
+                "has no stage 'teacher' before it; add one, or set teacher.checkpoint"
+            )

@@ -1,0 +1,183 @@
+"""Real questions as `Question`: FlashRAG's JSONL, and the order in which training draws them.
+
+A question is addressed by its position in the training run, so that a run resumes from the number
+of its step alone. Must not know: models, teams, where files come from.
+"""
+
+import bisect
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mas_jax.records import Question
+
+BLOCK = 1000  # positions of a mixture in which each source has its exact share
+
+
+def parse(line: Mapping, *, dataset: str, split: str) -> Question:
+    """One FlashRAG line: `id`, `question`, `golden_answers` and, if known, `metadata`.
+
+    `uid` is dataset/split/id. A lone answer may be a string. Answers are stripped; empty ones go.
+    Raises: ValueError naming the field that is missing or of another kind.
+    """
+    for field, kinds in (("id", (str, int)), ("question", str), ("golden_answers", (str, list))):
+        if not isinstance(line.get(field), kinds):
+            raise ValueError(f"field {field!r} is {line.get(field)!r:.80}")
+    answers = line["golden_answers"]
+    answers = [answers] if isinstance(answers, str) else answers
+    if not all(isinstance(answer, str) for answer in answers):
+        raise ValueError(f"field 'golden_answers' is {answers!r:.80}, wanted strings")
+    answers = tuple(dict.fromkeys(answer.strip() for answer in answers if answer.strip()))
+    text = line["question"].strip()
+    if not text or not answers:
+        raise ValueError(f"field {'question' if not text else 'golden_answers'!r} is empty")
+    metadata = line.get("metadata") or {}
+    steps = metadata.get("question_decomposition") or ()
+    gold = metadata.get("gold_passage_ids") or metadata.get("gold_title_passage_ids") or ()
+    return Question(
+        uid=f"{dataset}/{split}/{line['id']}",
+        dataset=dataset,
+        text=text,
+        golden_answers=answers,
+        hops=int(metadata.get("hops") or 0),
+        decomposition=tuple(step["question"] for step in steps),
+        gold_passages=tuple(str(passage) for passage in gold),
+    )
+
+
+def to_line(question: Question) -> dict:
+    """The line that `parse` reads as this question."""
+    metadata = {
+        "hops": question.hops,
+        "question_decomposition": [{"question": text} for text in question.decomposition],
+        "gold_passage_ids": list(question.gold_passages),
+    }
+    return {
+        "id": question.uid.split("/", 2)[2],
+        "question": question.text,
+        "golden_answers": list(question.golden_answers),
+        "metadata": {key: value for key, value in metadata.items() if value},
+    }
+
+
+def read_jsonl(path: Path, *, dataset: str, split: str) -> tuple[Question, ...]:
+    """The questions of a JSONL file in order; lines end with "\\n" alone.
+
+    Raises: FileNotFoundError; ValueError that names the line, for one that `parse` refuses, for
+    two of one id, and for a file without questions.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; launch/prepare_data.py writes such files")
+    found: dict[str, Question] = {}
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for number, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                question = parse(json.loads(text), dataset=dataset, split=split)
+            except (ValueError, AttributeError, TypeError) as error:
+                raise ValueError(f"{path}:{number}: not a question ({error})") from error
+            if question.uid in found:
+                raise ValueError(f"{path}:{number}: a second question of id {question.uid!r}")
+            found[question.uid] = question
+    if not found:
+        raise ValueError(f"{path} holds no question")
+    return tuple(found.values())
+
+
+def write_jsonl(path: Path, questions: Iterable[Question]) -> None:
+    """Writes lines that `read_jsonl` reads back, in order."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for question in questions:
+            file.write(json.dumps(to_line(question), ensure_ascii=False) + "\n")
+
+
+@functools.lru_cache(maxsize=8)
+def _order(seed: tuple[int, ...], size: int) -> np.ndarray:
+    """A permutation of `size` that depends on the seed alone."""
+    return np.random.default_rng(seed).permutation(size)
+
+
+@functools.lru_cache(maxsize=8)
+def _block(seed: int, block: int, shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The source of each of a block's positions, and how many before it in the block it has."""
+    source_P = np.repeat(np.arange(len(shares)), shares)
+    source_P = source_P[np.random.default_rng((seed, block, BLOCK)).permutation(BLOCK)]
+    earlier_P = np.zeros(BLOCK, np.int64)
+    for source, count in enumerate(shares):
+        earlier_P[source_P == source] = np.arange(count)
+    return source_P, earlier_P
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Training questions from several sources. weights: of each source; None: their sizes.
+
+    Without weights all questions are shuffled together, epoch by epoch. With them every source has
+    its share, to the nearest whole number, of each `BLOCK` of positions, and its own epochs.
+    Raises: ValueError for no or an empty source, and weights that do not fit.
+    """
+
+    sources: tuple[Sequence[Question], ...]
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = [len(source) for source in self.sources]
+        if not sizes or not all(sizes):
+            raise ValueError(f"sources of {sizes} questions: every one needs some")
+        w = self.weights
+        if w is not None and (len(w) != len(sizes) or min(w) < 0 or not sum(w) > 0):
+            raise ValueError(f"weights {w} for {len(sizes)} sources: one each, >= 0, not all 0")
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(len(source) for source in self.sources))
+
+    @functools.cached_property
+    def _shares(self) -> tuple[int, ...]:
+        """Positions of a block that each source has: by largest remainder, BLOCK in all."""
+        exact = [BLOCK * w / sum(self.weights) for w in self.weights]
+        shares = [int(x) for x in exact]
+        most = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])
+        for i in most[: BLOCK - sum(shares)]:
+            shares[i] += 1
+        return tuple(shares)
+
+    def __len__(self) -> int:
+        """Questions of all sources."""
+        return self._ends[-1]
+
+    def at(self, position: int, *, seed: int) -> Question:
+        """The question at a position of the run, counted from 0 without end."""
+        if self.weights is None:
+            epoch, index = divmod(position, len(self))
+            index = int(_order((seed, epoch), len(self))[index])
+            source = bisect.bisect_right(self._ends, index)
+            return self.sources[source][index - self._ends[source] + len(self.sources[source])]
+        block, offset = divmod(position, BLOCK)
+        source_P, earlier_P = _block(seed, block, self._shares)
+        source = int(source_P[offset])
+        drawn = block * self._shares[source] + int(earlier_P[offset])
+        epoch, index = divmod(drawn, len(self.sources[source]))
+        order = _order((seed, epoch, source), len(self.sources[source]))
+        return self.sources[source][int(order[index])]
+
+
+def of_step(
+    mixture: Mixture, *, seed: int, step: int, count: int, host: int, num_hosts: int
+) -> list[Question]:
+    """This host's questions of a step: `count` over all hosts, of which it has every num_hosts-th.
+
+    Raises: ValueError if the hosts cannot share `count` evenly.
+    """
+    if count % num_hosts:
+        raise ValueError(
+            f"train.questions={count} cannot be shared by {num_hosts} hosts; set a multiple"
+        )
+    first = step * count
+    return [mixture.at(p, seed=seed) for p in range(first + host, first + count, num_hosts)]

@@ -1,0 +1,212 @@
+"""Real questions: lines of JSONL, tensorflow-datasets, the order that training draws in."""
+
+import dataclasses
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from shared_data import lines, shared
+
+from mas_jax.data import tfds_questions
+from mas_jax.data.questions import BLOCK, Mixture, of_step, parse, read_jsonl, write_jsonl
+from mas_jax.records import Question
+
+LINE = {"id": "dev_7", "question": " who wrote dune ", "golden_answers": ["Frank Herbert"]}
+
+
+def pool(count, name="q"):
+    return tuple(Question(f"{name}{i}", name, f"{name} {i}?", (f"a{i}",)) for i in range(count))
+
+
+POOL = pool(10)
+
+
+def uids(step, *, count=4, host=0, num_hosts=1, seed=0, sources=(POOL,), weights=None):
+    mixture = Mixture(sources, weights)
+    found = of_step(mixture, seed=seed, step=step, count=count, host=host, num_hosts=num_hosts)
+    return [question.uid for question in found]
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def test_a_line_by_hand():
+    metadata = {
+        "hops": 2, "gold_passage_ids": ["3", 8],
+        "question_decomposition": [{"question": "who?", "answer": "x"}, {"question": "when?"}],
+    }  # fmt: skip
+    line = LINE | {"golden_answers": ["Frank Herbert", " F. Herbert ", "", "Frank Herbert"]}
+    assert parse(line | {"metadata": metadata}, dataset="nq", split="dev") == Question(
+        uid="nq/dev/dev_7", dataset="nq", text="who wrote dune",
+        golden_answers=("Frank Herbert", "F. Herbert"), hops=2,
+        decomposition=("who?", "when?"), gold_passages=("3", "8"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("answers", ["Frank Herbert", ["Frank Herbert"]])
+def test_a_lone_answer_may_be_a_string(answers):
+    line = LINE | {"golden_answers": answers}
+    assert parse(line, dataset="nq", split="dev").golden_answers == ("Frank Herbert",)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"id": None}, "'id'"), ({"question": 3}, "'question'"), ({"golden_answers": {}}, "answers"),
+     ({"golden_answers": [1]}, "wanted strings"), ({"golden_answers": [" "]}, "is empty"),
+     ({"question": " "}, "'question' is empty")],
+)  # fmt: skip
+def test_a_bad_line_is_one_error_that_names_file_line_and_field(tmp_path, change, message):
+    path = tmp_path / "dev.jsonl"
+    path.write_text(json.dumps(LINE) + "\n\n" + json.dumps(LINE | {"id": "b"} | change) + "\n")
+    with pytest.raises(ValueError, match=rf"dev\.jsonl:3: not a question .*{message}"):
+        read_jsonl(path, dataset="nq", split="dev")
+
+
+def test_other_bad_files(tmp_path):
+    path = tmp_path / "dev.jsonl"
+    with pytest.raises(FileNotFoundError, match="prepare_data"):
+        read_jsonl(path, dataset="nq", split="dev")
+    for text, message in (
+        (f"{json.dumps(LINE)}\n{json.dumps(LINE)}\n", ":2: a second question of id"),
+        ("", "holds no question"), ("[1]\n", ":1: not a question"), ("{\n", ":1: not a question"),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_jsonl(path, dataset="nq", split="dev")
+
+
+def test_only_line_feeds_end_lines(tmp_path):
+    path = tmp_path / "dev.jsonl"
+    question = Question("nq/dev/1", "nq", "a\u2028b\x85c", ("d\u2029",))
+    write_jsonl(path, [question, dataclasses.replace(question, uid="nq/dev/2")])
+    assert [q.text for q in read_jsonl(path, dataset="nq", split="dev")] == [question.text] * 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"],
+)
+def test_real_sets_are_read_whole_and_written_back(tmp_path, name):
+    questions = read_jsonl(shared(f"qa/{name}.jsonl"), dataset=name, split="test")
+    assert len(questions) == len(lines(f"qa/{name}.jsonl"))
+    assert {q.dataset for q in questions} == {name}
+    again = tmp_path / f"{name}.jsonl"
+    write_jsonl(again, questions)
+    assert read_jsonl(again, dataset=name, split="test") == questions
+    if name == "musique":
+        assert {q.hops for q in questions} == {2, 3, 4}
+        assert all(len(q.decomposition) == q.hops for q in questions)
+
+
+# --- tensorflow-datasets --------------------------------------------------------------------------
+
+
+def test_a_set_of_tensorflow_datasets_gives_the_same_questions_in_the_same_order(tmp_path):
+    questions = tuple(parse(LINE | {"id": i}, dataset="nq", split="dev") for i in range(30))
+    questions += (Question("nq/dev/é", "nq", "naïve — “x”?", ("Ü", "x\u2028y")),)
+    directory = tfds_questions.write(tmp_path, "nq", {"dev": questions, "train": questions[:3]})
+    found = tfds_questions.read(directory, dataset="nq", split="dev")
+    assert tuple(found) == questions
+    assert found[-1] == questions[-1] and list(found[2:5]) == list(questions[2:5])
+    assert len(tfds_questions.read(directory, dataset="nq", split="train")) == 3
+    with pytest.raises(ValueError, match=r"\['dev', 'train'\], not 'test'"):
+        tfds_questions.read(directory, dataset="nq", split="test")
+    with pytest.raises(FileExistsError, match="exists"):
+        tfds_questions.write(tmp_path, "nq", {"dev": questions})
+    mixture = Mixture((found,))
+    assert {mixture.at(p, seed=0).uid for p in range(31)} == {q.uid for q in questions}
+
+
+def test_reading_a_set_of_tensorflow_datasets_loads_no_tensorflow(tmp_path):
+    import subprocess
+    import sys
+
+    directory = tfds_questions.write(tmp_path, "nq", {"dev": pool(3, "nq/dev/")})
+    code = (
+        "import sys; from pathlib import Path; from mas_jax.data import tfds_questions as t\n"
+        f"found = t.read(Path({str(directory)!r}), dataset='nq', split='dev')\n"
+        "print(len(found), found[1].text, 'tensorflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3", "nq/dev/", "1?", "False"]
+
+
+def test_an_unknown_stock_set_is_an_error_that_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"'hotpot_qa'.*natural_questions_open.*trivia_qa"):
+        tfds_questions.read_stock("hotpot_qa", split="train")
+
+
+# --- the order of training ----------------------------------------------------------------------
+
+
+def test_every_epoch_is_all_questions_once_in_an_order_of_its_own():
+    drawn = [uid for step in range(10) for uid in uids(step)]  # 40: four epochs of 10
+    epochs = [drawn[start : start + 10] for start in range(0, 40, 10)]
+    for epoch in epochs:
+        assert Counter(epoch) == Counter(q.uid for q in POOL)
+    assert len(set(map(tuple, epochs))) == 4
+
+
+def test_a_step_needs_no_steps_before_it_and_its_questions_are_its_own():
+    alone = uids(7)
+    assert [uids(step) for step in range(9)][7] == alone
+    assert uids(7, seed=1) != alone
+
+
+def test_a_step_may_ask_for_more_questions_than_there_are():
+    drawn = uids(0, count=25)
+    assert Counter(Counter(drawn).values()) == {2: 5, 3: 5}
+
+
+@pytest.mark.parametrize("num_hosts", [2, 4])
+def test_hosts_share_a_steps_questions_without_overlap(num_hosts):
+    whole = uids(3, count=8)
+    shares = [uids(3, count=8, host=host, num_hosts=num_hosts) for host in range(num_hosts)]
+    assert [whole[host::num_hosts] for host in range(num_hosts)] == shares
+
+
+def test_questions_that_hosts_cannot_share_are_an_error():
+    with pytest.raises(ValueError, match=r"train\.questions=6 cannot be shared by 4 hosts"):
+        uids(0, count=6, num_hosts=4)
+
+
+def test_weights_share_every_block_of_positions_exactly():
+    sources = (pool(7, "a"), pool(1000, "b"), pool(30, "c"))
+    mixture = Mixture(sources, (1.0, 2.0, 0.0))
+    for block in range(3):
+        span = range(block * BLOCK, (block + 1) * BLOCK)
+        drawn = Counter(mixture.at(p, seed=4).dataset for p in span)
+        assert drawn == {"a": 333, "b": 667}  # 1000/3 and 2000/3 by largest remainder
+    # each source runs through its own epochs
+    first = [mixture.at(p, seed=4) for p in range(3 * BLOCK)]
+    ofs_a = [q.uid for q in first if q.dataset == "a"]
+    for start in range(0, 994, 7):
+        assert len(set(ofs_a[start : start + 7])) == 7
+    assert len({q.uid for q in first if q.dataset == "b"}) == 1000
+    assert [q.uid for q in first] != [mixture.at(p, seed=5).uid for p in range(3 * BLOCK)]
+
+
+def test_sources_without_weights_are_shuffled_together():
+    mixture = Mixture((pool(3, "a"), pool(17, "b")))
+    assert len(mixture) == 20
+    drawn = Counter(mixture.at(p, seed=0).uid for p in range(40))
+    assert set(drawn.values()) == {2} and len(drawn) == 20
+
+
+@pytest.mark.parametrize(
+    ("sources", "weights", "message"),
+    [((), None, "every one needs some"), ((POOL, ()), None, r"\[10, 0\] questions"),
+     ((POOL,), (1.0, 1.0), "for 1 sources"), ((POOL, POOL), (1.0, -1.0), ">= 0"),
+     ((POOL,), (0.0,), "not all 0"), ((POOL,), (float("nan"),), "not all 0")],
+)  # fmt: skip
+def test_a_mixture_that_cannot_be_drawn_from_is_an_error(sources, weights, message):
+    with pytest.raises(ValueError, match=message):
+        Mixture(sources, weights)
+
+
+def test_the_order_of_one_source_is_that_of_a_permutation_an_epoch():
+    order = np.random.default_rng((3, 1)).permutation(10)  # seed 3, epoch 1
+    assert [Mixture((POOL,)).at(10 + i, seed=3).uid for i in range(10)] == [
+        f"q{index}" for index in order
+    ]
