@@ -1,6 +1,6 @@
 """The demo: both stages, a control without a Searcher signal, and six systems on held-out tests.
 
-bash launch/demo.sh     two cores, about 16 minutes; see README for what it printed
+bash launch/demo.sh     two cores, about 15 minutes; see README for what it printed
 """
 
 from mas_jax.config import default_config
