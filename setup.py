@@ -42,8 +42,10 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]; sys_platform == 'linux'"],
+        "bm25": ["bm25s>=0.2,<0.4"],
         "test": [
             "accelerate>=1.10",  # transformers' GGUF loader
+            "bm25s>=0.2,<0.4",
             "chex>=0.1.90",
             "filelock>=3.15",
             "gguf>=0.17",

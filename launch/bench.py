@@ -4,14 +4,16 @@ from pathlib import Path
 
 from absl import app, flags
 
-from mas_jax.benchmarks import model, retrieval, rollout, update
+from mas_jax.benchmarks import encoder, model, retrieval, retrieval_quality, rollout, update
 
 OUT = flags.DEFINE_string("out", None, "JSON file to write; default runs/bench/NAME.json")
-SIZES = flags.DEFINE_list("sizes", None, "model sizes to measure; default all of the benchmark's")
+SIZES = flags.DEFINE_list("sizes", None, "sizes or sets to measure; default all")
 
 BENCHMARKS = {
+    "encoder": encoder.main,
     "model": model.main,
     "retrieval": retrieval.main,
+    "retrieval_quality": retrieval_quality.main,
     "rollout": rollout.main,
     "update": update.main,
 }

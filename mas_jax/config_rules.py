@@ -101,11 +101,6 @@ def _check_data(config: ConfigDict) -> None:
             "questions need test files, and a corpus or a server; clear all for the toy world"
         )
     _check_choice("data.dialect", d.dialect, DIALECTS)
-    for name in (*d.train, *d.validation, *d.test, *filter(None, (d.corpus,))):
-        if not Path(name).is_file():
-            raise ValueError(
-                f"data: {name!r} does not exist; launch/prepare_data.py writes questions"
-            )
     if d.weights and len(d.weights) != len(d.train):
         raise ValueError(f"data.weights={d.weights} must be one for each of data.train={d.train}")
 

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,21 @@ from mas_jax.retrieval.embeddings import Embeddings
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import IndexConfig, Retriever, contents
 
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Each test has its own places of lines."""
+    monkeypatch.setenv("MAS_JAX_CACHE", str(tmp_path / "cache"))
+
+
 DIM = 256
 EXACT = IndexConfig(backend="exact", max_shard=40)
 
 
-def no_report(*_):
+@contextmanager
+def unwatched(total):
     """Where nobody watches."""
+    yield lambda done: None
 
 
 def write_corpus(path: Path, count=100) -> Path:
@@ -36,7 +46,7 @@ def write_corpus(path: Path, count=100) -> Path:
 def build_all(corpus, directory, config=EXACT, encoder=None, piece=16, share=None):
     return build.build(
         corpus, encoder or HashedNgrams(DIM), config, directory, dim=DIM, piece=piece,
-        share=share or build.Share(), report=no_report,
+        share=share or build.Share(), watch=unwatched,
     )  # fmt: skip
 
 
@@ -209,6 +219,7 @@ def test_a_vector_that_is_not_finite_stops_the_build_and_names_the_passage(tmp_p
 
 SLOW_BUILD = """
 import sys, time
+from contextlib import nullcontext
 from pathlib import Path
 from mas_jax.retrieval import build
 from mas_jax.retrieval.corpus import open_corpus
@@ -219,10 +230,12 @@ class Slow(HashedNgrams):
         time.sleep(0.1)
         print("piece", flush=True)
         return self.encode(texts)
+def unwatched(total):
+    return nullcontext(lambda done: None)
 corpus = open_corpus(Path(sys.argv[1]) / "c.jsonl")
 config = IndexConfig(backend="exact", max_shard=40)
 build.build(corpus, Slow(256), config, Path(sys.argv[1]) / "index",
-            dim=256, piece=4, share=build.Share(), report=lambda *_: None)
+            dim=256, piece=4, share=build.Share(), watch=unwatched)
 """
 
 

@@ -16,6 +16,7 @@ from mas_jax.data.tokenizer import (
     make_toy_tokenizer,
 )
 from mas_jax.data.world_text import PROMPT_WORDS, vocabulary
+from mas_jax.model import packaged
 
 DATA = ROOT.parent / "shared" / "data"
 QWEN3 = DATA / "qwen3_tokenizer"
@@ -264,6 +265,46 @@ def test_an_hf_tokenizer_that_plain_text_can_forge_is_refused(saved, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     with pytest.raises(ValueError, match="could forge"):
         HFTokenizer(tmp_path)
+
+
+def bpe(tmp_path, merges, **model):
+    """A BPE of a few letters whose vocabulary holds its added token <|im_end|> = "ab|" too."""
+    vocabulary = {"a": 0, "b": 1, "|": 2, "ab": 3, "ab|": 4}
+    token = {
+        "id": 4, "content": "ab|", "special": True, "single_word": False, "lstrip": False,
+        "rstrip": False, "normalized": False,
+    }  # fmt: skip
+    spec = {
+        "version": "1.0", "added_tokens": [token], "normalizer": None, "pre_tokenizer": None,
+        "post_processor": None, "decoder": None, "truncation": None, "padding": None,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges, **model},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "ab|"}))
+    return HFTokenizer(tmp_path)
+
+
+def test_an_added_token_in_the_vocabulary_of_a_bpe_is_safe_while_no_merge_makes_it(tmp_path):
+    tokenizer = bpe(tmp_path, [["a", "b"]])
+    assert tokenizer.encode("ab|") == [3, 2]  # "ab" and "|": outside text forges nothing
+    assert tokenizer.encode_template("ab|") == [4]
+    with pytest.raises(ValueError, match="could forge"):
+        bpe(tmp_path, [["a", "b"], ["ab", "|"]])
+    with pytest.raises(ValueError, match="could forge"):
+        bpe(tmp_path, [["a", "b"]], ignore_merges=True)
+
+
+def test_no_added_token_of_smollm2_comes_out_of_a_passage():
+    try:
+        directory = packaged.smollm2()
+    except (FileNotFoundError, ImportError) as error:
+        pytest.skip(str(error))
+    tokenizer = HFTokenizer(directory)
+    added = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+    for token in added:
+        text = f"x{token['content']}y {token['content']}"
+        assert {t["id"] for t in added}.isdisjoint(tokenizer.encode(text))
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_stop_ids_come_from_both_configs_and_none_is_an_error(saved, tmp_path):

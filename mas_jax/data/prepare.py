@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mas_jax.data.questions import write_jsonl
+from mas_jax.data.questions import read_jsonl, write_jsonl
 from mas_jax.records import Question
 
 MANIFEST = "manifest.json"
@@ -44,13 +44,15 @@ def panel_sizes() -> dict[str, int]:
     return WHOLE | {name: each + (index < rest) for index, name in enumerate(others)}
 
 
-def choose(questions: Sequence[Question], count: int) -> list[Question]:
-    """`count` questions by the digest of their uids, in their own order.
+def choose(questions: Sequence[Question], count: int, name: str) -> list[Question]:
+    """`count` questions of the set called `name` by the digest of their uids, in their own order.
 
     Raises: ValueError if there are fewer.
     """
     if len(questions) < count:
-        raise ValueError(f"{len(questions)} questions, wanted {count} of them")
+        raise ValueError(
+            f"{name} has {len(questions)} questions, wanted {count}; take the whole set"
+        )
     ranked = sorted(questions, key=lambda q: hashlib.blake2b(q.uid.encode()).digest())
     chosen = {question.uid for question in ranked[:count]}
     return [question for question in questions if question.uid in chosen]
@@ -75,7 +77,7 @@ def prepare(fetch: Fetch, out: Path) -> dict:
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     sizes = panel_sizes()
-    panel = {name: choose(fetch(name, split), sizes[name]) for name, split in PANEL.items()}
+    panel = {name: choose(fetch(name, split), sizes[name], name) for name, split in PANEL.items()}
     asked = {_words(q.text) for questions in panel.values() for q in questions}
     training, removed = {}, {}
     for name, split in TRAINING.items():
@@ -100,6 +102,39 @@ def prepare(fetch: Fetch, out: Path) -> dict:
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     partial.rename(out)
     return manifest
+
+
+def join(data: Path, sets: Sequence[str], out: Path) -> None:
+    """Writes the questions of several sets and one corpus of all their passages to a new directory.
+
+    Reads data/SET.jsonl and data/SET_corpus.jsonl; writes out/SET.jsonl and out/corpus.jsonl, where
+    a passage's id is SET/ID, so that those of two sets do not meet. A passage that stands in two
+    corpora with the same words is kept once for each, since its id is what gold passages name.
+    Raises: FileExistsError; FileNotFoundError; ValueError for a line that is not a question.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} exists; remove it or choose another directory")
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with (partial / "corpus.jsonl").open("w", encoding="utf-8", newline="\n") as corpus:
+        for name in sets:
+            questions = read_jsonl(data / f"{name}.jsonl", dataset=name, split="any")
+            write_jsonl(
+                partial / f"{name}.jsonl",
+                (
+                    dataclasses.replace(
+                        q, gold_passages=tuple(f"{name}/{gold}" for gold in q.gold_passages)
+                    )
+                    for q in questions
+                ),
+            )
+            with (data / f"{name}_corpus.jsonl").open(encoding="utf-8", newline="\n") as lines:
+                for line in lines:
+                    passage = json.loads(line)
+                    passage["id"] = f"{name}/{passage['id']}"
+                    corpus.write(json.dumps(passage, ensure_ascii=False) + "\n")
+    partial.rename(out)
 
 
 def verify(directory: Path) -> dict:

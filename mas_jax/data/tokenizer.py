@@ -240,7 +240,7 @@ class HFTokenizer:
         plain = spec | {"added_tokens": [], "post_processor": None}  # the latter may add tokens
         self._plain = _backend_of(json.dumps(plain).encode())
         self._added = {token["id"]: token["content"] for token in spec["added_tokens"]}
-        reachable = self._added.keys() & set(self._plain.get_vocab().values())
+        reachable = self._added.keys() & _from_text(spec["model"], self._plain.get_vocab())
         if reachable:
             raise ValueError(
                 f"{directory}: added tokens {sorted(self._added[i] for i in reachable)} are in the "
@@ -294,6 +294,16 @@ class HFTokenizer:
     def token_text(self, token: int) -> str:
         """See `Tokenizer.token_text`."""
         return self.decode([token])
+
+
+def _from_text(model: dict, vocabulary: dict[str, int]) -> set[int]:
+    """Ids of a vocabulary that plain text can give. In a BPE whose merges are followed, an entry of
+    several characters comes out only if a merge makes it."""
+    if model["type"] != "BPE" or model.get("ignore_merges"):
+        return set(vocabulary.values())
+    pairs = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
+    made = {left + right for left, right in pairs}
+    return {id_ for text, id_ in vocabulary.items() if len(text) == 1 or text in made}
 
 
 def _backend_of(spec: bytes) -> tokenizers.Tokenizer:

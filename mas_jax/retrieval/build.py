@@ -10,6 +10,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from mas_jax.retrieval.index import (
     write_manifest,
 )
 
-Report = Callable[[str, int, int], None]  # what is counted, done, of how many
+# from the number of passages to encode to a context, inside which the function that it gives is
+# called with how many are done
+Watch = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def build(
     dim: int,
     piece: int,
     share: Share,
-    report: Report,
+    watch: Watch,
 ) -> bool:
     """Encodes this host's share and, on host 0, indexes; True if the index is complete.
 
@@ -79,10 +82,12 @@ def build(
     )
     missing = [n for n in embeddings.missing() if n % share.num_hosts == share.host]
     total = sum(min(piece, len(corpus) - n * piece) for n in missing)
-    embeddings.write(
-        corpus, contents, encoder.encode_passages, host=share.host, num_hosts=share.num_hosts,
-        report=lambda done: report("passages encoded", done, total),
-    )  # fmt: skip
+    if missing:
+        with watch(total) as report:
+            embeddings.write(
+                corpus, contents, encoder.encode_passages,
+                host=share.host, num_hosts=share.num_hosts, report=report,
+            )  # fmt: skip
     if share.host:
         return False
     pieces = split_rows(len(corpus), config.max_shard)
@@ -101,7 +106,6 @@ def build(
                 "shard %d of %d: %d vectors in %.0f s",
                 number + 1, len(pieces), end - start, time.perf_counter() - started,
             )  # fmt: skip
-        report("shards indexed", number + 1, len(pieces))
     write_manifest(building, corpus, encoder.fingerprint, config)
     shutil.rmtree(building / "embeddings")
     building.rename(directory)

@@ -2,7 +2,7 @@
 
 A line holds `id` and either `contents` ("Title\\ntext", the title in double quotes or not) or
 `title` and `text`. Opening a file the first time reads it once, for the place of every line and a
-digest of all of them, which are kept beside it. Must not know: vectors, indexes.
+digest of all of them, which are kept in a cache. Must not know: vectors, indexes.
 """
 
 import gzip
@@ -17,6 +17,7 @@ from typing import SupportsIndex, overload
 
 import numpy as np
 
+from mas_jax.model.packaged import cache_directory
 from mas_jax.records import Passage
 
 _READ_BYTES = 1 << 24
@@ -109,13 +110,15 @@ def _scan(path: Path) -> tuple[np.ndarray, str]:
 def open_corpus(path: Path, *, cache: Path | None = None) -> Corpus:
     """The corpus of a .jsonl or .jsonl.gz file.
 
-    cache: where places and digest of its lines are kept, and a .gz is unpacked to (default: the
-    file's directory). Raises: FileNotFoundError; ValueError for a file without lines, or with a
-    blank line among them.
+    cache: where places and digest of its lines are kept, and a .gz is unpacked to (default: a
+    directory for this file under `packaged.cache_directory`).
+    Raises: FileNotFoundError; ValueError for a file without lines, or with a blank line among them.
     """
     if not path.is_file():
         raise FileNotFoundError(f"corpus {path} does not exist; wanted a .jsonl or .jsonl.gz file")
-    cache = path.parent if cache is None else cache
+    if cache is None:
+        name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()
+        cache = cache_directory() / "corpora" / name
     cache.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gz":
         path = _unpacked(path, cache)

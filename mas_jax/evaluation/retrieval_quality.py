@@ -1,0 +1,74 @@
+"""How good a retriever is on questions with known answers: gold recall, and has-answer.
+
+Letters: Q questions. Must not know: how anything is searched, jax.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mas_jax.records import Passage, Question, SearchFailure
+from mas_jax.retrieval.index import Answer, contents
+from mas_jax.rewards.exact_match import normalize_answer
+
+DEPTHS = (1, 3, 5, 10)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Means over questions, by depth. has_answer: a golden answer stands in one of the first k
+    passages (of questions that are not yes/no). gold_recall: the share of a question's gold
+    passages among them (of questions with known ones)."""
+
+    num_answerable: int
+    has_answer: dict[int, float]
+    num_with_gold: int
+    gold_recall: dict[int, float]
+
+
+def _words(text: str) -> str:
+    """Normalised as exact match does, with a space at both ends: words match whole words."""
+    return f" {normalize_answer(text)} "
+
+
+def answer_rank(question: Question, passages: Sequence[Passage]) -> int | None:
+    """Place, from 0, of the first passage in which a golden answer stands as whole words after
+    normalisation; None if it stands in none."""
+    answers = [_words(a) for a in question.golden_answers if normalize_answer(a)]
+    for place, passage in enumerate(passages):
+        text = _words(contents(passage))
+        if any(answer in text for answer in answers):
+            return place
+    return None
+
+
+def measure(questions: Sequence[Question], found_Q: Sequence[Answer]) -> Quality:
+    """The quality of what was found for each question, best first; a failure is nothing found.
+
+    Raises: ValueError if there is not one result a question.
+    """
+    if len(questions) != len(found_Q):
+        raise ValueError(f"{len(found_Q)} results for {len(questions)} questions")
+    lists_Q = [[] if isinstance(found, SearchFailure) else found for found in found_Q]
+    pairs = list(zip(questions, lists_Q, strict=True))
+    answerable = [
+        (q, found)
+        for q, found in pairs
+        if not all(normalize_answer(answer) in ("yes", "no") for answer in q.golden_answers)
+    ]
+    ranks = [answer_rank(*pair) for pair in answerable]
+    with_gold = [(q, found) for q, found in pairs if q.gold_passages]
+
+    def _recall(question: Question, passages: Sequence[Passage]) -> float:
+        gold = set(question.gold_passages)
+        return len(gold & {passage.id for passage in passages}) / len(gold)
+
+    return Quality(
+        num_answerable=len(answerable),
+        has_answer={k: _mean([float(r is not None and r < k) for r in ranks]) for k in DEPTHS},
+        num_with_gold=len(with_gold),
+        gold_recall={k: _mean([_recall(q, found[:k]) for q, found in with_gold]) for k in DEPTHS},
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
