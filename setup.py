@@ -33,6 +33,7 @@ setup(
         "safetensors>=0.5,<1",
         # ScaNN ships wheels for Linux x86-64 only; elsewhere the exact index serves
         "scann>=1.4.2,<2; sys_platform == 'linux' and platform_machine == 'x86_64'",
+        "scipy>=1.13,<2",
         "sentencepiece>=0.2,<0.3",
         "tensorboardX>=2.6,<3",
         "tensorflow-datasets>=4.9.9,<5",
@@ -42,6 +43,7 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]; sys_platform == 'linux'"],
+        "api": ["httpx2>=2.12,<3", "openai>=3.57,<4"],
         "bm25": ["bm25s>=0.2,<0.4"],
         "test": [
             "accelerate>=1.10",  # transformers' GGUF loader
@@ -49,7 +51,10 @@ setup(
             "chex>=0.1.90",
             "filelock>=3.15",
             "gguf>=0.17",
+            "httpx2>=2.12,<3",
             "hypothesis>=6.100",
+            "markdown-it-py>=3",
+            "openai>=3.57,<4",
             "pytest>=8",
             "pytest-xdist>=3.5",
             "ruff>=0.12",

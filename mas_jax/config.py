@@ -86,7 +86,10 @@ def default_config() -> ConfigDict:
             dtype="float32", calls="auto",
         )
     )  # fmt: skip
-    shared = dict(waves=3, subtasks=4, passages=3, context=384, observation=256)
+    shared = dict(
+        waves=3, subtasks=4, passages=3, context=384, observation=256, all_searches=10**9,
+        all_tokens=10**9,
+    )  # fmt: skip
     config.budgets = ConfigDict(  # agents/setting.py Budgets, one a team; METHODS §1
         dict(
             cascade=dict(turns=5, searcher_turns=5, searches=4, **shared),
@@ -105,7 +108,10 @@ def default_config() -> ConfigDict:
     )
     config.evaluation = ConfigDict(
         dict(teams=("cascade", "hierarchy"), split="test", num_questions=560, num_runs=4,
-             log_interval_s=10.0)
+             log_interval_s=10.0,
+             # each team plays again with at most so many searches, or tokens of Leader and
+             # Searchers, an episode: systems at equal cost
+             caps=dict(searches=(), tokens=()))
     )  # fmt: skip
     # learning/pipeline.py: stages in the order of train.stages; a stage named "teacher" makes the
     # teacher of those after it, unless teacher.checkpoint names one

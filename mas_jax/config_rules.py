@@ -55,6 +55,9 @@ def validate(config: ConfigDict) -> None:
         )
     _check_directories(config)
     _check_data(config)
+    for kind in ("searches", "tokens"):
+        if min(e.caps[kind], default=1) < 1:
+            raise ValueError(f"evaluation.caps.{kind}={e.caps[kind]} must each be at least 1")
     for team in e.teams:
         _check_choice("evaluation.teams", team, TEAMS)
         _check_budgets(config, team)

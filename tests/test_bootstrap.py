@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 from evaluation_episodes import make_episode, make_plan
 
-from mas_jax.evaluation import bootstrap
-from mas_jax.evaluation.bootstrap import paired, question_means
-from mas_jax.evaluation.statistics import score_episode
+from mas_jax.evaluation.bootstrap import (
+    NUM_DRAWS,
+    p_value,
+    paired,
+    question_means,
+    question_values,
+    resample,
+)
+from mas_jax.evaluation.statistics import accuracy_by_dataset, all_at_k, pass_at_k, score_episode
 from mas_jax.records import Failure, FailureKind
 
 
@@ -48,6 +54,23 @@ def test_means_stand_in_the_plans_order_whatever_the_scores_order():
         name: values.tolist() for name, values in want.items()
     }
     assert want["a"].tolist() == [1.0, 0.5, 0.0, 0.5]
+
+
+def test_values_of_questions_average_to_the_numbers_of_the_datasets():
+    plan = make_plan({"a": 5, "b": 3}, 4)
+    rng = np.random.default_rng(0)
+    scores = scores_of({q.uid: "".join(rng.choice(list("01.F"), 4)) for q in plan.questions})
+    wanted = accuracy_by_dataset(plan, scores, k=2)
+    for name, estimator in (("pass_at_k", pass_at_k), ("all_at_k", all_at_k)):
+        values = question_values(plan, scores, lambda n, c, f=estimator: f(n, c, 2))
+        for dataset in ("a", "b"):
+            assert values[dataset].mean() == pytest.approx(wanted[dataset][name], abs=1e-12)
+    # a0 alone, by hand: one right of four, so 1 - C(3, 2) / C(4, 2) = 1/2
+    one = question_values(make_plan({"a": 1}, 4), scores_of({"a0": "0100"}), lambda n, c: c / n)
+    two = question_values(
+        make_plan({"a": 1}, 4), scores_of({"a0": "0100"}), lambda n, c: pass_at_k(n, c, 2)
+    )
+    assert (one["a"].tolist(), two["a"].tolist()) == ([0.25], [0.5])
 
 
 # --- intervals ------------------------------------------------------------------------------------
@@ -103,16 +126,29 @@ def correlated(rng, num_questions, gain):
     return tuple(rng.binomial(4, p) / 4 for p in (ease + gain, ease))
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say(monkeypatch):
-    monkeypatch.setattr(bootstrap, "NUM_DRAWS", 500)  # of 300 experiments, for speed
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
     rng = np.random.default_rng(2)
     hits = 0
     for _ in range(300):
         first, second = correlated(rng, 80, 0.1)
-        interval = paired({"a": first}, {"a": second}, level=0.9)
+        interval = paired({"a": first}, {"a": second}, level=0.9, num_draws=500)
         hits += interval.low <= 0.1 <= interval.high
     # 270 expected; the deviation of a binomial is 5.2, and percentiles run a little narrow
     assert 250 <= hits <= 287
+
+
+def test_stratified_intervals_of_95_percent_hold_the_truth_in_92_to_98_of_a_hundred_studies():
+    sizes, gains = {"a": 120, "b": 60, "c": 40}, {"a": 0.1, "b": 0.0, "c": -0.04}
+    rng = np.random.default_rng(5)
+    truth, hits = sum(gains.values()) / 3, 0
+    for study in range(300):
+        pairs = {name: correlated(rng, size, abs(gains[name])) for name, size in sizes.items()}
+        # in c the second system is the better one
+        first = {name: pair[gains[name] < 0] for name, pair in pairs.items()}
+        second = {name: pair[gains[name] >= 0] for name, pair in pairs.items()}
+        interval = paired(first, second, seed=study, num_draws=1000)
+        hits += interval.low <= truth <= interval.high
+    assert 0.92 <= hits / 300 <= 0.98
 
 
 def test_pairs_are_narrower_than_two_separate_samples_where_questions_are_hard_for_both():
@@ -141,3 +177,51 @@ def test_other_questions_cannot_be_paired():
     for first, second in ((three, two), (three, {"b": np.zeros(3)}), ({}, {})):
         with pytest.raises(ValueError, match="same questions"):
             paired(first, second)
+
+
+def test_a_dataset_without_questions_is_an_error():
+    nothing = {"a": np.zeros(3), "b": np.zeros(0)}
+    with pytest.raises(ValueError, match="at least one a dataset"):
+        paired(nothing, nothing)
+
+
+# --- p values -------------------------------------------------------------------------------------
+
+
+def test_p_by_hand():
+    # of 9 draws 2 are not above zero, 7 not below: 2 * (2 + 1) / (9 + 1)
+    assert p_value(np.array([-1.0, 0.0, 1, 1, 1, 2, 2, 3, 4])) == pytest.approx(0.6)
+    assert p_value(-np.array([-1.0, 0.0, 1, 1, 1, 2, 2, 3, 4])) == pytest.approx(0.6)
+    assert p_value(np.zeros(9)) == 1.0  # ties are on the far side of both
+    assert p_value(np.ones(99)) == pytest.approx(2 / 100)  # never 0
+
+
+def test_draws_of_one_question_or_of_equal_systems_are_known():
+    assert resample({"a": np.ones(1)}, {"a": np.zeros(1)}, num_draws=7).tolist() == [1.0] * 7
+    same = {"a": np.array([0.5, 1.0])}
+    assert p_value(resample(same, same)) == 1.0
+    assert resample(same, same).shape == (NUM_DRAWS,)
+
+
+def test_p_is_below_a_twentieth_where_the_interval_excludes_zero():
+    rng = np.random.default_rng(6)
+    excluded = 0
+    for gain in np.linspace(0.0, 0.16, 40):
+        first, second = correlated(rng, 60, gain)
+        interval = paired({"a": first}, {"a": second}, num_draws=1000)
+        p = p_value(resample({"a": first}, {"a": second}, num_draws=1000))
+        if abs(p - 0.05) > 0.006:  # three draws: the added one, and between two percentiles
+            assert (p < 0.05) == (interval.low > 0 or interval.high < 0)
+            excluded += p < 0.05
+    assert 5 <= excluded <= 35
+
+
+def test_p_of_equal_systems_is_small_about_as_often_as_it_says():
+    rng = np.random.default_rng(7)
+    small = 0
+    for study in range(300):
+        first, second = correlated(rng, 80, 0.0)
+        draws = resample({"a": first}, {"a": second}, seed=study, num_draws=500)
+        small += p_value(draws) < 0.1
+    # 30 expected, deviation 5.2
+    assert 15 <= small <= 45

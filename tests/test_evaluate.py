@@ -101,9 +101,29 @@ def test_a_killed_evaluation_goes_on_to_the_same_records(evaluated, tmp_path):
     assert records(tmp_path, "cascade") == records(whole, "cascade")
 
 
+def test_teams_play_again_under_caps_beside_their_free_runs(evaluated, tmp_path):
+    free, _ = evaluated
+    done = run(
+        f"--workdir={tmp_path}", "--config.evaluation.teams=('hierarchy',)",
+        "--config.evaluation.caps.searches=(1,)", "--config.evaluation.caps.tokens=(120,)",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    teams = json.loads((tmp_path / "summary.json").read_text())["teams"]
+    assert list(teams) == [
+        "hierarchy", "hierarchy, at most 1 searches", "hierarchy, at most 120 tokens"
+    ]  # fmt: skip
+    assert records(tmp_path, "hierarchy") == records(free, "hierarchy")
+    searches = {name: team["per_workflow"]["searches"] for name, team in teams.items()}
+    assert searches["hierarchy"] > 1 >= searches["hierarchy, at most 1 searches"] > 0
+    assert searches["hierarchy, at most 120 tokens"] < searches["hierarchy"]
+    for episode in records(tmp_path, "hierarchy_at_most_1_searches").values():
+        assert episode["num_searches"] <= 1
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
+        ("--config.evaluation.caps.tokens=(0,)", "caps.tokens=(0,) must each be at least 1"),
         ("--config.evaluation.num_rnus=3", 'Did you mean "num_runs"'),
         ("--config.evaluation.split=dev", "evaluation.split: 'dev'"),
         ("--config.model.checkpoint=/nowhere", "'/nowhere' is not a directory"),

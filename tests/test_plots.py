@@ -1,6 +1,8 @@
 """Plots: what is drawn is what was given, and labels cover nothing."""
 
 import itertools
+import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -113,6 +115,61 @@ def test_the_file_is_a_png_of_the_figure(tmp_path):
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
     assert (width, height) == figure.canvas.get_width_height()
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def outlines(path):
+    """Of the texts of an SVG that are drawn as outlines, their boxes in points from below left."""
+    root = ElementTree.parse(path).getroot()
+    height = float(root.get("height").removesuffix("pt"))
+    boxes = []
+    for group in root.iter(f"{SVG}g"):
+        paths = group.findall(f"{SVG}path")
+        if group.get("id", "").startswith("text_") and paths:
+            numbers = [float(x) for x in re.findall(r"[-0-9.]+", paths[-1].get("d"))]
+            x, y = np.array(numbers[::2]), height - np.array(numbers[1::2])
+            boxes.append(Bbox([[x.min(), y.min()], [x.max(), y.max()]]))
+    return boxes
+
+
+@pytest.mark.parametrize(
+    ("plot", "values", "names"),
+    [
+        (plots.learning_curves, CURVES, dict(quantity="reward")),
+        (plots.accuracy_against_cost, POINTS, AXES),
+    ],
+)
+def test_an_svg_of_the_same_size_lies_beside_the_png_and_equal_plots_are_equal_files(
+    tmp_path, plot, values, names
+):
+    figure = plot(tmp_path / "one.png", values, **names)
+    root = ElementTree.parse(tmp_path / "one.svg").getroot()
+    assert root.tag == f"{SVG}svg"
+    size = [float(root.get(name).removesuffix("pt")) for name in ("width", "height")]
+    np.testing.assert_allclose(size, figure.get_size_inches() * 72, atol=0.01)
+    plot(tmp_path / "two.png", values, **names)
+    for ending in ("png", "svg"):
+        one, two = ((tmp_path / f"{name}.{ending}").read_bytes() for name in ("one", "two"))
+        assert one == two
+
+
+def test_labels_of_the_svg_lie_where_those_of_the_png_do(tmp_path):
+    figure = plots.accuracy_against_cost(tmp_path / "a.png", POINTS, **AXES)
+    drawn = outlines(tmp_path / "a.svg")
+    assert len(drawn) == 3
+    for text in annotations(figure):
+        box = Text.get_window_extent(text)
+        left, low, right, high = np.array([box.x0, box.y0, box.x1, box.y1]) * 72 / figure.dpi
+        # the outline fills the box from side to side; fonts of 72 and 160 dots an inch differ a bit
+        (one,) = [o for o in drawn if abs(o.x0 - left) < 2 and abs(o.x1 - right) < 2]
+        assert low - 1 < one.y0 < one.y1 < high + 1
+
+
+def test_another_ending_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in \.png"):
+        plots.learning_curves(tmp_path / "a.svg", CURVES, quantity="reward")
 
 
 def test_a_plot_of_nothing_is_empty(tmp_path):

@@ -7,9 +7,13 @@ from dataclasses import replace
 
 import pytest
 from evaluation_episodes import make_episode, make_plan, make_trace
+from markdown_it import MarkdownIt
 from rich.console import Console
 
 from mas_jax.evaluation import report
+from mas_jax.evaluation.bootstrap import Interval
+from mas_jax.evaluation.report import Grid, to_latex, to_markdown
+from mas_jax.evaluation.significance import Claim, SetDifference
 from mas_jax.evaluation.statistics import score_episode
 from mas_jax.records import Failure, FailureKind
 
@@ -150,3 +154,88 @@ def test_the_markdown_holds_the_same_rows():
     rules = [row for row in found if set("".join(row)) == {"-", ":"}]
     assert [row for row in found if row not in rules] == ROWS
     assert [len(rule) for rule in rules] == [7, 6, 3]
+
+
+# --- one table, two languages ---------------------------------------------------------------------
+
+# what each language reads as its own, and what is only text
+ODD = Grid(
+    "a | b_c",
+    ("system", "x|y", "50%"),
+    (
+        ("no_signal *new*", "[1, 2]", "a\\b"),
+        ("<b> & `c`", "~~5~~ ^2", "$1 #2 {3}"),
+        ("two\nlines", "-1.0", "é"),
+    ),
+)
+
+
+def test_a_markdown_reader_sees_what_the_cells_hold():
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(to_markdown(ODD))
+    inline = [token for token in tokens if token.type == "inline"]
+    # a cell in which a mark is read has children other than text
+    kinds = {child.type for token in inline for child in token.children}
+    assert kinds <= {"text", "text_special"}
+    texts = ["".join(child.content for child in token.children) for token in inline]
+    rows = [[cell.replace("\n", " ") for cell in row] for row in (ODD.header, *ODD.rows)]
+    assert texts == [ODD.title, *(cell for row in rows for cell in row)]
+
+
+def test_latex_by_hand():
+    text = to_latex(ODD)
+    assert text.split("\n") == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{a \textbar{} b\_c}",
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"{system} & {x\textbar{}y} & {50\%} \\",
+        r"\midrule",
+        r"{no\_signal *new*} & {[1, 2]} & {a\textbackslash{}b} \\",
+        r"{\textless{}b\textgreater{} \& `c`} & {\textasciitilde{}\textasciitilde{}5"
+        r"\textasciitilde{}\textasciitilde{} \textasciicircum{}2} & {\$1 \#2 \{3\}} \\",
+        r"{two lines} & {-1.0} & {é} \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+        "",
+    ]
+
+
+def test_columns_of_text_stand_left_and_numbers_right():
+    two = Grid("t", ("stage", "role", "tokens"), (("teacher", "searcher", "1"),), num_text=2)
+    assert "{llr}" in to_latex(two)
+    assert "| --- | --- | ---: |" in to_markdown(two)
+
+
+def test_a_row_of_another_length_is_an_error():
+    bad = Grid("t", ("a", "b"), (("1", "2"), ("3",)))
+    for write in (to_markdown, to_latex):
+        with pytest.raises(ValueError, match=r"table 't': row \('3',\) has 1 cells; want 2"):
+            write(bad)
+
+
+def test_the_latex_of_a_summary_holds_the_same_rows():
+    text = report.latex(report.summary(results(), k=2))
+    lines = [line.removesuffix(r" \\") for line in text.split("\n") if line.endswith(r"\\")]
+    assert [[cell.strip("{}") for cell in line.split(" & ")] for line in lines] == ROWS
+    assert text.count(r"\begin{table}") == 3
+    assert r"macro means in \%" in text
+
+
+def test_differences_of_sets_by_hand():
+    found = SetDifference(Interval(0.0123, -0.01, 0.034, 0.95), 0.2, 0.6)
+    table = report.set_grid({"nq": found}, title="t")
+    assert table.rows == (("nq", "+1.23", "[-1.00, 3.40]", "0.2000", "0.6000"),)
+
+
+def test_claims_by_hand():
+    inside = (Interval(0.02, 0.01, 0.03, 0.95), Interval(0.04, 0.02, 0.06, 0.95))
+    yes = Claim(inside, Interval(0.03, 0.005, 0.055, 0.95))
+    no = Claim(inside, Interval(0.03, -0.01, 0.07, 0.95))
+    table = report.claim_grid({"a - b": yes, "a - c": no}, title="t")
+    both = "[1.00, 3.00] [2.00, 6.00]"
+    assert table.rows == (
+        ("a - b", "+3.00", "[0.50, 5.50]", both, "yes"),
+        ("a - c", "+3.00", "[-1.00, 7.00]", both, "no"),
+    )

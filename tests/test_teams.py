@@ -8,8 +8,7 @@ import pytest
 from scripted_team import CASCADE, HIERARCHY, QUESTION, RUN, CharTokenizer, Script, make_team
 
 from mas_jax.agents import chat, rollout
-from mas_jax.agents.agent import shortened
-from mas_jax.agents.leader import granted
+from mas_jax.agents.agent import Play, shortened
 from mas_jax.agents.prompts import Message, load_prompts, toy_prompt_words
 from mas_jax.records import ROLES, Passage, SearchFailure, StopReason
 
@@ -116,7 +115,66 @@ def test_the_single_agent_answers_itself_and_must_in_its_last_turn():
     [(3, 11, 2, 3), (3, 5, 2, 2), (3, 5, 3, 1), (3, 3, 4, 0), (3, 0, 1, 0), (0, 9, 1, 0)],
 )
 def test_turns_are_granted_by_floor_and_cap(cap, left, searchers, each):
-    assert granted(cap, left, searchers) == each
+    team = make_team("hierarchy", budgets=dataclasses.replace(HIERARCHY, turns=left))
+    play = Play(QUESTION, 0, team=team, world=Script({}).world, run=RUN)
+    assert play.grant(searchers, max_turns=cap).turns == each
+    assert play.grant(searchers, max_turns=cap).searches == HIERARCHY.searches
+
+
+# --- caps of the whole episode --------------------------------------------------------------------
+
+
+def test_a_cap_on_searches_is_shared_out_at_dispatch_and_ends_the_leader_too():
+    script = Script(
+        {
+            ("leader", 0): "<assign> s1 : one ; s2 : two</assign>",
+            # 3 searches for two: floor(3 / 2) = 1 each, then the report
+            ("leader/w1.s1", 0): look("a"),
+            ("leader/w1.s1", 1): tell("x"),
+            ("leader/w1.s2", 0): look("b"),
+            ("leader/w1.s2", 1): tell("y"),
+            ("leader", 1): "<assign> s3 : three</assign>",
+            # 3 - 2 = 1 search left for one
+            ("leader/w2.s1", 0): look("c"),
+            ("leader/w2.s1", 1): tell("z"),
+            ("leader", 2): "<select> s3</select>",  # none left: it must
+            **ANSWER,
+        }
+    )
+    budgets = dataclasses.replace(HIERARCHY, all_searches=3)
+    episode = run(script, make_team("hierarchy", budgets=budgets))
+    assert len(script.queries) == 3
+    assert "report now" in script.prompt("leader/w1.s1", 1)
+    assert "report now" in script.prompt("leader/w2.s1", 1)
+    assert "select now" not in script.prompt("leader", 1)
+    assert "select now" in script.prompt("leader", 2)
+    assert episode.outcome == "answered"
+
+
+def test_a_search_beyond_the_cap_is_invalid():
+    script = Script(
+        {("searcher", 0): look("a"), ("searcher", 1): look("b"), ("searcher", 2): tell("x"),
+         **ANSWER}
+    )  # fmt: skip
+    episode = run(
+        script, make_team("cascade", budgets=dataclasses.replace(CASCADE, all_searches=1))
+    )
+    assert turns_of(episode)["searcher"] == ["search", "invalid", "report"]
+    assert len(script.queries) == 1
+
+
+def test_a_cap_on_tokens_makes_an_agent_end_once_it_is_used_up():
+    says = {("searcher", 0): look("a"), ("searcher", 1): tell("x"), **ANSWER}
+    longer = {("searcher", 1): look("b"), ("searcher", 2): tell("x")}
+    free = Script(says | longer)
+    run(free, make_team("cascade"))
+    used = len(free.prompt("searcher", 0)) + len(
+        look("a")
+    )  # the prompt as sent, and a character a token
+    for cap, ends in ((used, True), (used + 1, False)):
+        script = Script(says if ends else free.says)
+        run(script, make_team("cascade", budgets=dataclasses.replace(CASCADE, all_tokens=cap)))
+        assert ("report now" in script.prompt("searcher", 1)) == ends
 
 
 def test_fewer_turns_than_searchers_give_empty_reports_without_a_generation():

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from mas_jax.agents.actions import Action, Invalid, closing_tags, parse
 from mas_jax.agents.chat import Conversation
 from mas_jax.agents.prompts import Message, fill
-from mas_jax.agents.setting import Run, Team, World
+from mas_jax.agents.setting import Grant, Run, Team, World
 from mas_jax.records import (
     ROLES,
     Question,
@@ -49,6 +49,7 @@ class Play:
         self.team, self.world, self.run = team, world, run
         self.agents: list[Agent] = []
         self.turns_used = 0
+        self.tokens_used = 0
         self.num_searches = 0
         self.failed_searches = 0
 
@@ -56,6 +57,33 @@ class Play:
     def turns_left(self) -> int:
         """Turns of the episode that nobody has taken yet."""
         return self.team.budgets.turns - self.turns_used
+
+    def grant(self, num_agents: int, *, max_turns: int) -> Grant:
+        """What each of several agents that start together may use, equal parts rounded down.
+
+        Set at dispatch, so that arrival order changes nothing.
+        """
+        budgets = self.team.budgets
+        return Grant(
+            turns=min(max_turns, self.turns_left // num_agents),
+            searches=min(budgets.searches, self.searches_left // num_agents),
+            tokens=self.tokens_left // num_agents,
+        )
+
+    @property
+    def searches_left(self) -> int:
+        """Searches that the episode's cap leaves."""
+        return max(0, self.team.budgets.all_searches - self.num_searches)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that the episode's cap leaves."""
+        return max(0, self.team.budgets.all_tokens - self.tokens_used)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a cap of the episode on searches or tokens is used up."""
+        return not (self.searches_left and self.tokens_left)
 
     def traces(self) -> tuple[Trace, ...]:
         """Everything generated so far, in the order in which the agents were created."""
@@ -87,6 +115,7 @@ class Agent:
         self.candidate = 0
         self.num_generations = 0
         self.num_invalid = 0
+        self.tokens_used = 0
         self.conversation: Conversation | None = None
         self._stop = Stop(play.team.chat.tokenizer.stop_ids, closing_tags(actions))
         play.agents.append(self)
@@ -146,7 +175,7 @@ class Agent:
         )
         self.num_generations += 1
         self.play.turns_used += self.role in _PAYING
-        return await self.play.world.sample(
+        samples = await self.play.world.sample(
             prompt,
             key=key,
             policy=team.policies[self.role],
@@ -157,6 +186,11 @@ class Agent:
             top_k=team.sampling.top_k,
             stop=self._stop,
         )
+        if self.role in _PAYING:
+            used = len(prompt) + sum(len(sample.tokens) for sample in samples)
+            self.tokens_used += used
+            self.play.tokens_used += used
+        return samples
 
     def take(
         self,

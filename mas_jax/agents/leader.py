@@ -26,21 +26,12 @@ def shown(finding: Finding, prompts: Prompts) -> str:
     return fill(prompts.report, {"id": finding.id, "text": text})
 
 
-def granted(cap: int, turns_left: int, num_searchers: int) -> int:
-    """Turns of each Searcher of a wave, min(cap, floor(turns left / Searchers)).
-
-    Set at dispatch, so that arrival order changes nothing. With fewer turns than Searchers nobody
-    gets one: all reports are empty, and the turns stay with the Leader, who can still select.
-    """
-    return min(cap, turns_left // num_searchers)
-
-
 async def lead(play: Play) -> list[Finding]:
     """The reports that the Leader selected, in its order.
 
     All reports, in order of dispatch, after a second invalid action, when its turns are used up, or
-    when the context is full. Once no wave or only one turn is left, the Leader is told so and an
-    assignment is invalid.
+    when the context is full. Once no wave or only one turn is left, or a cap of the episode is used
+    up, the Leader is told so and an assignment is invalid.
     """
     budgets, prompts = play.team.budgets, play.team.prompts
     agent = Agent(play, "leader", "leader", actions=("assign", "select"))
@@ -49,7 +40,7 @@ async def lead(play: Play) -> list[Finding]:
     waves = 0
     message = Message("")
     while play.turns_left > 0:
-        forced = waves == budgets.waves or play.turns_left == 1
+        forced = waves == budgets.waves or play.turns_left == 1 or play.is_spent
         if forced:
             message = replace(message, note=prompts.select_now)
         if message != Message(""):
@@ -96,10 +87,14 @@ def _opening(play: Play) -> Message:
 
 
 async def _dispatch(play: Play, subtasks: Sequence[tuple[str, str]], wave: int) -> list[Finding]:
-    """Reports of one wave, in order of its subtasks whoever comes back first."""
-    turns = granted(play.team.budgets.searcher_turns, play.turns_left, len(subtasks))
+    """Reports of one wave, in order of its subtasks whoever comes back first.
+
+    With fewer turns than Searchers nobody gets one: all reports are empty, and the turns stay with
+    the Leader, who can still select.
+    """
+    grant = play.grant(len(subtasks), max_turns=play.team.budgets.searcher_turns)
     texts = await run_all(
-        report(play, task, f"leader/w{wave}.s{index}", turns=turns)
+        report(play, task, f"leader/w{wave}.s{index}", grant=grant)
         for index, (_, task) in enumerate(subtasks, start=1)
     )
     return [Finding(name, text) for (name, _), text in zip(subtasks, texts, strict=True)]

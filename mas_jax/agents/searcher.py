@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from mas_jax.agents.actions import Invalid, Search
 from mas_jax.agents.agent import Agent, Play
 from mas_jax.agents.prompts import Message
+from mas_jax.agents.setting import Grant
 
 MAX_INVALID = 2  # the first is corrected, the second ends the agent
 
@@ -21,25 +22,26 @@ class Ending:
     outcome: str
 
 
-async def report(play: Play, task: str, path: str, *, turns: int) -> str:
-    """The report on a task within a grant of turns; "" after a second invalid action, without a
-    turn, or when the context is full."""
+async def report(play: Play, task: str, path: str, *, grant: Grant) -> str:
+    """The report on a task within a grant; "" after a second invalid action, without a turn, or
+    when the context is full."""
     agent = Agent(play, "searcher", path, actions=("search", "report"))
     agent.hear(Message(play.team.prompts.searcher, {"task": task}))
     now = play.team.prompts.report_now
-    return (await search_until(agent, "report", turns=turns, now=now)).text
+    return (await search_until(agent, "report", grant=grant, now=now)).text
 
 
-async def search_until(agent: Agent, final: str, *, turns: int, now: str) -> Ending:
+async def search_until(agent: Agent, final: str, *, grant: Grant, now: str) -> Ending:
     """Searches until the agent takes its `final` action.
 
-    With one turn or no search left it is told so by the line `now`, and a search is invalid.
+    With one turn, no search or no token of its grant left it is told so by the line `now`, and a
+    search is invalid.
     """
     play = agent.play
-    searches_left = play.team.budgets.searches
+    searches_left = grant.searches
     message = Message("")
-    for turns_left in range(turns, 0, -1):
-        forced = turns_left == 1 or searches_left == 0
+    for turns_left in range(grant.turns, 0, -1):
+        forced = turns_left == 1 or searches_left == 0 or agent.tokens_used >= grant.tokens
         if forced:
             message = replace(message, note=now)
         if message != Message(""):

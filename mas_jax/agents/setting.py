@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from mas_jax.agents.chat import Chat
 from mas_jax.agents.prompts import Prompts
 
+UNCAPPED = 10**9  # more than any episode can use
+
 
 @dataclass(frozen=True)
 class Budgets:
@@ -21,6 +23,9 @@ class Budgets:
     waves, subtasks: most waves, and most subtasks in each. passages: shown for one query.
     context: tokens of a conversation, prompt and generation. observation: tokens of one observation
     or of the evidence, beyond which passages, reports and words are left out.
+    all_searches, all_tokens: of the whole episode, prompts as sent and sampled tokens of Leader and
+    Searchers; caps for comparing systems at equal cost. Who has used them up must end: the action
+    that ends an agent still costs its tokens.
     METHODS §1: 3 passages; 5 turns in the cascade (searches bounded by them); in the hierarchy 12
     turns, 3 waves of 4 subtasks, 2 searches a Searcher.
     """
@@ -33,6 +38,17 @@ class Budgets:
     passages: int
     context: int
     observation: int
+    all_searches: int = UNCAPPED
+    all_tokens: int = UNCAPPED
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one agent may use before it must end, out of what its episode has left."""
+
+    turns: int
+    searches: int
+    tokens: int
 
 
 @dataclass(frozen=True)

@@ -13,4 +13,5 @@ async def search_and_answer(play: Play) -> Ending:
     agent = Agent(play, "searcher", "single", actions=("search", "answer"))
     agent.hear(Message(play.team.prompts.single, {"question": play.question.text}))
     now = play.team.prompts.answer_now
-    return await search_until(agent, "answer", turns=play.turns_left, now=now)
+    grant = play.grant(1, max_turns=play.turns_left)
+    return await search_until(agent, "answer", grant=grant, now=now)

@@ -16,8 +16,8 @@ __all__ = ["PLAYS", "Budgets", "Run", "Sampling", "Team", "World"]
 
 async def play_cascade(play: Play) -> list[Ending]:
     """One Searcher whose task is the question; the Answerer reads its report as `s1`."""
-    turns = min(play.team.budgets.searcher_turns, play.turns_left)
-    text = await report(play, play.question.text, "searcher", turns=turns)
+    grant = play.grant(1, max_turns=play.team.budgets.searcher_turns)
+    text = await report(play, play.question.text, "searcher", grant=grant)
     return await answer(play, [shown(Finding("s1", text), play.team.prompts)])
 
 

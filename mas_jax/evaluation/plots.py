@@ -1,5 +1,6 @@
 """Plots for a README or a paper: learning curves, and accuracy against what a workflow costs.
 
+Each is written twice: a PNG at the path given, and beside it an SVG of the same name.
 A label names a system and has one colour in all panels of a figure; several runs of a system share
 it. Figures are returned too, for notebooks. Must not know: where the numbers come from.
 """
@@ -34,6 +35,7 @@ _STYLE = {
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "legend.frameon": False,
+    "svg.hashsalt": "mas_jax",  # equal plots are equal files
 }
 _DPI = 160
 _TURNS = np.pi / 8 * np.array([0, 8, 1, -1, 7, -7, 2, -2, 6, -6, 3, -3, 5, -5, 4, -4])
@@ -61,9 +63,10 @@ class Point:
 
 
 def learning_curves(path: str | Path, curves: Sequence[Curve], *, quantity: str) -> Figure:
-    """A PNG at `path` with a line for each run: faint as measured, strong as smoothed.
+    """A PNG at `path`, and an SVG, with a line for each run: faint as measured, strong as smoothed.
 
     quantity: what the values are, with a unit where there is one; the title of the y axis.
+    Raises: ValueError if the path does not end in .png.
     """
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _make_figure(1, size=(6.0, 4.2))
@@ -74,9 +77,10 @@ def learning_curves(path: str | Path, curves: Sequence[Curve], *, quantity: str)
 def accuracy_against_cost(
     path: str | Path, points: Sequence[Point], *, accuracy: str, cost: str
 ) -> Figure:
-    """A PNG at `path` with a labelled marker and its interval for each system.
+    """A PNG at `path`, and an SVG, with a labelled marker and its interval for each system.
 
     accuracy: what it is, such as avg@4, shown in %; cost: such as "searches a workflow".
+    Raises: ValueError if the path does not end in .png.
     """
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _make_figure(1, size=(6.0, 4.2))
@@ -95,7 +99,7 @@ def demo(
     accuracy: str,
     cost: str,
 ) -> Figure:
-    """A PNG at `path` with both plots side by side; keywords as theirs."""
+    """A PNG at `path`, and an SVG, with both plots side by side; keywords and errors as theirs."""
     with matplotlib.rc_context(_STYLE):
         figure, (left, right) = _make_figure(2, size=(11.5, 4.4))
         looks = _looks([item.label for item in (*curves, *points)])
@@ -141,7 +145,11 @@ def _make_figure(num_panels: int, *, size: _Size) -> tuple[Figure, np.ndarray]:
 
 
 def _save(figure: Figure, path: str | Path) -> Figure:
-    figure.savefig(path, format="png")
+    path = Path(path)
+    if path.suffix != ".png":
+        raise ValueError(f"plot {path}: the name must end in .png; the SVG is put beside it")
+    figure.savefig(path.with_suffix(".svg"), format="svg", metadata={"Date": None})
+    figure.savefig(path, format="png")  # last: the figure's own resolution is the one it is left in
     return figure
 
 
@@ -195,7 +203,7 @@ def _label_points(axes: Axes, points: Sequence[Point], looks: _Looks) -> None:
         ]
         costs = [_overlap(box, taken) + _outside(box, inside) for box in boxes]
         best = int(np.argmin(costs))  # the first, hence nearest, among equals
-        text.set_position(choices[best])
+        text.set_position([pixels * 72 / _DPI for pixels in choices[best]])
         text.set_in_layout(False)  # the axes stay where this was computed
         text.arrow_patch.set_visible(best >= 2 * _TURNS.size)  # where it is no neighbour
         taken.append(boxes[best].padded(4))
@@ -208,7 +216,7 @@ def _write(axes: Axes, label: str, spot: tuple[float, float], *, colour: str) ->
         label,
         spot,
         xytext=(0, 0),
-        textcoords="offset pixels",
+        textcoords="offset points",  # not pixels: an SVG's are of another size
         va="bottom",
         color=dark,
         fontsize=9,
@@ -237,8 +245,10 @@ def _places(width: float, height: float) -> Iterator[tuple[float, float]]:
 
 def _overlap(box: Bbox, taken: Sequence[Bbox]) -> float:
     """Area in pixels that is covered already."""
-    shared = [Bbox.intersection(box, other) for other in taken]
-    return sum(both.width * both.height for both in shared if both is not None)
+    x0, y0, x1, y1 = np.array([other.extents for other in taken]).T
+    widths = np.minimum(box.x1, x1) - np.maximum(box.x0, x0)
+    heights = np.minimum(box.y1, y1) - np.maximum(box.y0, y0)
+    return float(np.sum(np.maximum(widths, 0) * np.maximum(heights, 0)))
 
 
 def _outside(box: Bbox, inside: Bbox) -> float:

@@ -12,9 +12,36 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mas_jax.evaluation import statistics
+from mas_jax.evaluation import significance, statistics
+from mas_jax.evaluation.bootstrap import Interval
 from mas_jax.evaluation.records_file import Plan, fingerprint
+from mas_jax.evaluation.significance import Claim, SetDifference
 from mas_jax.evaluation.statistics import EpisodeScore
+
+# what a table's cell must not be read as: Markdown's marks, and HTML
+_MARKDOWN = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|~$&"} | {"\n": " "})
+_LATEX = str.maketrans(
+    {char: f"\\{char}" for char in "&%$#_{}"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "\n": " ",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table of strings; the first `num_text` columns are text, the others are numbers."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_text: int = 1
 
 
 def summary(results: Sequence[tuple[Plan, Sequence[EpisodeScore]]], *, k: int) -> dict:
@@ -44,12 +71,92 @@ def tables(value: Mapping) -> Group:
 
     First the paper's columns, then how the teams behaved, then avg@n of each dataset.
     """
-    return Group(*(part for grid in _grids(value) for part in _to_rich(grid)))
+    return Group(*map(to_rich, _grids(value)))
 
 
 def markdown(value: Mapping) -> str:
     """The tables of `tables` as Markdown."""
-    return "\n".join(_to_markdown(grid) for grid in _grids(value))
+    return "\n".join(to_markdown(grid) for grid in _grids(value))
+
+
+def latex(value: Mapping) -> str:
+    """The tables of `tables` as LaTeX; see `to_latex`."""
+    return "\n".join(to_latex(grid) for grid in _grids(value))
+
+
+def to_markdown(grid: Grid) -> str:
+    """A table in GitHub's Markdown under its title; whatever a cell holds is shown as it is.
+
+    Raises: ValueError if a row is longer or shorter than the header.
+    """
+    _check_rows(grid)
+    rule = ("---",) * grid.num_text + ("---:",) * (len(grid.header) - grid.num_text)
+    lines = [[cell.translate(_MARKDOWN) for cell in line] for line in (grid.header, *grid.rows)]
+    title = grid.title.translate(_MARKDOWN)
+    rows = (lines[0], rule, *lines[1:])
+    return f"{title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in rows)
+
+
+def to_latex(grid: Grid) -> str:
+    """A LaTeX table with its title as caption; LaTeX's special characters are escaped.
+
+    Its document must load booktabs, and be compiled as UTF-8.
+    Raises: ValueError if a row is longer or shorter than the header.
+    """
+    _check_rows(grid)
+    columns = "l" * grid.num_text + "r" * (len(grid.header) - grid.num_text)
+    header, *rows = (
+        # in braces: a line that begins with [ would be read as the option of the one before
+        " & ".join(f"{{{cell.translate(_LATEX)}}}" for cell in line) + r" \\"
+        for line in (grid.header, *grid.rows)
+    )
+    return "\n".join(
+        (
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{grid.title.translate(_LATEX)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            header,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        )
+    )
+
+
+def set_grid(differences: Mapping[str, SetDifference], *, title: str) -> Grid:
+    """A row for each set: difference and interval in points, its p, and that after Holm."""
+    rows = tuple(
+        (
+            name,
+            f"{100 * found.interval.difference:+.2f}",
+            _interval(found.interval),
+            f"{found.p_value:.4f}",
+            f"{found.adjusted:.4f}",
+        )
+        for name, found in differences.items()
+    )
+    return Grid(title, ("set", "difference", "interval", "p", "p (Holm)"), rows)
+
+
+def claim_grid(claims: Mapping[str, Claim], *, title: str) -> Grid:
+    """A row for each claim, in points: mean over seeds and its t-interval, the bootstrap intervals
+    inside the seeds, and whether the claim is supported."""
+    rows = tuple(
+        (
+            name,
+            f"{100 * claim.over_seeds.difference:+.2f}",
+            _interval(claim.over_seeds),
+            " ".join(_interval(interval) for interval in claim.seeds),
+            "yes" if significance.supported(claim) else "no",
+        )
+        for name, claim in claims.items()
+    )
+    return Grid(title, ("claim", "difference", "over seeds", "inside seeds", "supported"), rows)
 
 
 def _check_comparable(first: Plan, other: Plan) -> None:
@@ -84,30 +191,21 @@ def _team_summary(plan: Plan, scores: Sequence[EpisodeScore], k: int) -> dict:
     }
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """One table of strings; the first column is text, the others are numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def _grids(value: Mapping) -> tuple[_Grid, ...]:
+def _grids(value: Mapping) -> tuple[Grid, ...]:
     n, k, teams = value["num_runs"], value["k"], value["teams"]
     datasets = next(iter(teams.values()))["datasets"]
     return (
-        _Grid(
+        Grid(
             f"{value['num_questions']} questions, {n} runs each: macro means in %, cost a workflow",
             ("team", f"avg@{n}", f"pass@{k}", f"{k}/{k}", "searches", "input", "output"),
             tuple((name, *_paper_cells(team)) for name, team in teams.items()),
         ),
-        _Grid(
+        Grid(
             f"avg@{n} of all candidates, turns, invalid actions in %, episodes the world failed",
             ("team", "all cand.", "turns", "invalid", "failed", "missing"),
             tuple((name, *_behaviour_cells(team)) for name, team in teams.items()),
         ),
-        _Grid(
+        Grid(
             f"avg@{n} of each dataset (its number of questions) in %",
             ("team", *(f"{name} ({values['num_questions']})" for name, values in datasets.items())),
             tuple(
@@ -142,22 +240,29 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
-def _to_rich(grid: _Grid) -> tuple[Text, Table]:
-    """Title and table; where it is too wide, headings are folded, never a number."""
+def to_rich(grid: Grid) -> Group:
+    """Title and table for a terminal; where it is too wide, headings are folded, never a number."""
     table = Table(box=box.SIMPLE_HEAD)
     for index, name in enumerate(grid.header):
         table.add_column(
             name,
-            justify="left" if index == 0 else "right",
+            justify="left" if index < grid.num_text else "right",
             overflow="fold",
             min_width=max(len(row[index]) for row in grid.rows),
         )
     for row in grid.rows:
         table.add_row(*row)
-    return Text(grid.title), table
+    return Group(Text(grid.title), table)
 
 
-def _to_markdown(grid: _Grid) -> str:
-    rule = ("---", *("---:" for _ in grid.header[1:]))
-    lines = [grid.header, rule, *grid.rows]
-    return f"{grid.title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)
+def _interval(interval: Interval) -> str:
+    return f"[{100 * interval.low:.2f}, {100 * interval.high:.2f}]"
+
+
+def _check_rows(grid: Grid) -> None:
+    for row in grid.rows:
+        if len(row) != len(grid.header):
+            raise ValueError(
+                f"table {grid.title!r}: row {row} has {len(row)} cells; want {len(grid.header)}, "
+                "one for each column"
+            )

@@ -18,8 +18,9 @@ from rich.console import Console
 from mas_jax.agents import rollout
 from mas_jax.agents.setting import Run, World
 from mas_jax.config_rules import validate
-from mas_jax.evaluation import records_file, report
+from mas_jax.evaluation import ledger, records_file, report, taxonomy
 from mas_jax.evaluation.records_file import Plan
+from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import EpisodeScore, score_episode
 from mas_jax.learning import assembly
@@ -29,11 +30,38 @@ from mas_jax.sampling.replicas import Replicas
 
 @dataclass(frozen=True)
 class System:
-    """A team with weights: what tables call it, and where its policy lies in the HF layout."""
+    """A team with weights: what tables call it, and where its policy lies in the HF layout.
+
+    caps: budgets of the team that it plays under instead of the config's, as (name, value) pairs.
+    """
 
     name: str
     team: str
     directory: Path
+    caps: tuple[tuple[str, int], ...] = ()
+
+
+def under_caps(config: ConfigDict, systems: Sequence[System]) -> list[System]:
+    """The systems as they are, and again under each cap of `evaluation.caps` on an episode's
+    searches or tokens: compared at equal cost, beside how they play freely."""
+    capped = [
+        dataclasses.replace(
+            system, name=f"{system.name}, at most {cap} {kind}", caps=((f"all_{kind}", cap),)
+        )
+        for kind in ("searches", "tokens")
+        for cap in config.evaluation.caps[kind]
+        for system in systems
+    ]
+    return [*systems, *capped]
+
+
+def _with_caps(config: ConfigDict, system: System) -> ConfigDict:
+    """The config with the system's caps among its team's budgets."""
+    if not system.caps:
+        return config
+    config = config.copy_and_resolve_references()
+    config.budgets[system.team].update(dict(system.caps))
+    return config
 
 
 @dataclass(frozen=True)
@@ -48,7 +76,7 @@ class Prepared:
 
     def path(self, system: System) -> Path:
         """The records of a system."""
-        return self.workdir / f"{system.name.replace(' ', '_')}.jsonl"
+        return self.workdir / f"{system.name.replace(',', '').replace(' ', '_')}.jsonl"
 
 
 # what of the engine's settings changes roundings, and so perhaps a token
@@ -83,7 +111,8 @@ def make_plan(
 ) -> Plan:  # fmt: skip
     """The questions of a split, the same number of each dataset, for a system."""
     questions = assembly.spread(scene.questions[split], num_questions)
-    return Plan(system.team, questions, num_runs, _settings(config, system, scene), system.name)
+    settings = _settings(_with_caps(config, system), system, scene)
+    return Plan(system.team, questions, num_runs, settings, system.name)
 
 
 def prepare(config: ConfigDict, workdir: Path) -> Prepared:
@@ -113,7 +142,7 @@ def prepare_systems(
             config, system, scene,
             split=e.split, num_questions=e.num_questions, num_runs=e.num_runs,
         )
-        for system in systems
+        for system in under_caps(config, systems)
     }  # fmt: skip
     prepared = Prepared(config, workdir, scene, engines, plans)
     for system, plan in plans.items():
@@ -125,7 +154,7 @@ def _player(prepared: Prepared, system: System) -> Play:
     """The `play` function of `evaluation.run.evaluate` for a system, whose weights it loads."""
     config, scene, engines = prepared.config, prepared.scene, prepared.engines
     world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)
-    team = assembly.make_team(config, system.team, scene)
+    team = assembly.make_team(_with_caps(config, system), system.team, scene)
     run = Run(seed=config.seed, purpose="eval", step=0)
     limits = rollout.Limits(**config.rollout)
 
@@ -156,35 +185,74 @@ def play_now(
     return plan, asyncio.run(_play())
 
 
-def play(prepared: Prepared, console: Console) -> dict[str, tuple[Plan, list[EpisodeScore]]]:
-    """Plays what the records lack; every system's plan and scores by its name."""
+def play(
+    prepared: Prepared, console: Console, accelerator_s: dict[str, float] | None = None
+) -> dict[str, tuple[Plan, list[EpisodeScore]]]:
+    """Plays what the records lack; every system's plan and scores by its name.
+
+    accelerator_s, if given, takes the seconds of device calls, over all engines, that each system's
+    play took in this call.
+    """
     results = {}
     for system, plan in prepared.plans.items():
-        path = prepared.path(system)
+        path, before = prepared.path(system), prepared.engines.metrics
         asyncio.run(
             evaluate(
                 plan, path, _player(prepared, system),
                 console=console, log_interval_s=prepared.config.evaluation.log_interval_s,
             )
         )  # fmt: skip
+        if accelerator_s is not None:
+            after = prepared.engines.metrics
+            accelerator_s[system.name] = sum(
+                after[name] - before[name] for name in ("prefill_s", "decode_s")
+            )
         results[system.name] = plan, [score_episode(e) for e in records_file.read(path, plan)]
     return results
+
+
+def _follow(prepared: Prepared, accelerator_s: Mapping[str, float]) -> tuple[Grid, Grid]:
+    """Where answers got lost, a column for each system; what each role of each system cost."""
+    chat, categories, entries = prepared.scene.chat, {}, []
+    for system, plan in prepared.plans.items():
+        path, questions = prepared.path(system), {q.uid: q for q in plan.questions}
+        categories[system.name] = [
+            taxonomy.categorise(episode, questions[episode.question], chat=chat, passages={})
+            for episode in records_file.read(path, plan)
+        ]
+        entries += ledger.play_entries(
+            system.name, records_file.read(path, plan), accelerator_s=accelerator_s[system.name]
+        )
+    num_workflows = len(plan.questions) * plan.num_runs
+    return (
+        taxonomy.grid(categories, title="What became of the episodes"),
+        ledger.grid(entries, title="Cost of each role a workflow", num_workflows=num_workflows),
+    )
 
 
 def run(prepared: Prepared, console: Console) -> dict:
     """The summary of every system, also in workdir/summary.json and on the console.
 
-    Records are workdir/SYSTEM.jsonl; what they hold already is not played again. `engine` and
-    `retriever` count what this call played.
+    Records are workdir/SYSTEM.jsonl; what they hold already is not played again. All tables, with
+    where answers got lost and what each role cost, are in workdir/tables.md and tables.tex too.
+    `engine` and `retriever` count what this call played.
     """
     start = time.perf_counter()
-    results = play(prepared, console)
+    accelerator_s: dict[str, float] = {}
+    results = play(prepared, console, accelerator_s)
     summary = report.summary(list(results.values()), k=prepared.config.evaluation.num_runs)
     summary["engine"] = prepared.engines.metrics
     summary["retriever"] = dict(prepared.scene.retriever.counts)
     summary["play_s"] = time.perf_counter() - start
     path = prepared.workdir / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n")
+    more = _follow(prepared, accelerator_s)
+    for name, text, one in (
+        ("tables.md", report.markdown(summary), report.to_markdown),
+        ("tables.tex", report.latex(summary), report.to_latex),
+    ):
+        (prepared.workdir / name).write_text("\n".join([text, *map(one, more)]))
     console.print(report.tables(summary))
+    console.print(*(report.to_rich(grid) for grid in more))
     console.print(f"written to {path} after {summary['play_s']:.0f} s of play")
     return summary
