@@ -21,6 +21,7 @@ setup(
     install_requires=[
         "absl-py>=2.1",
         "flax>=0.12,<0.13",
+        "httpx2>=2,<3",
         "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
         "jax>=0.10,<0.12",
         "matplotlib>=3.8,<4",
@@ -43,22 +44,24 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]; sys_platform == 'linux'"],
-        "api": ["httpx2>=2.12,<3", "openai>=3.57,<4"],
+        "api": ["openai>=3.57,<4"],
         "bm25": ["bm25s>=0.2,<0.4"],
+        "serve": ["starlette>=1,<2", "uvicorn>=0.30"],
         "test": [
             "accelerate>=1.10",  # transformers' GGUF loader
             "bm25s>=0.2,<0.4",
             "chex>=0.1.90",
             "filelock>=3.15",
             "gguf>=0.17",
-            "httpx2>=2.12,<3",
             "hypothesis>=6.100",
             "markdown-it-py>=3",
             "openai>=3.57,<4",
             "pytest>=8",
             "pytest-xdist>=3.5",
             "ruff>=0.12",
+            "starlette>=1,<2",
             "torch>=2.8",  # the reference that the model is compared with
+            "uvicorn>=0.30",
         ],
     },
 )

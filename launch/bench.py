@@ -4,7 +4,15 @@ from pathlib import Path
 
 from absl import app, flags
 
-from mas_jax.benchmarks import encoder, model, retrieval, retrieval_quality, rollout, update
+from mas_jax.benchmarks import (
+    encoder,
+    model,
+    retrieval,
+    retrieval_quality,
+    rollout,
+    serving,
+    update,
+)
 
 OUT = flags.DEFINE_string("out", None, "JSON file to write; default runs/bench/NAME.json")
 SIZES = flags.DEFINE_list("sizes", None, "sizes or sets to measure; default all")
@@ -15,6 +23,7 @@ BENCHMARKS = {
     "retrieval": retrieval.main,
     "retrieval_quality": retrieval_quality.main,
     "rollout": rollout.main,
+    "serving": serving.main,
     "update": update.main,
 }
 

@@ -30,6 +30,7 @@ from mas_jax.data.world import World, make_world
 from mas_jax.model import hf, packaged, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.records import Question
+from mas_jax.retrieval.client import RetrieverClient
 from mas_jax.retrieval.corpus import open_corpus
 from mas_jax.retrieval.encoder import EncoderConfig, TextEncoder
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
@@ -51,7 +52,7 @@ class Scene:
     questions: Mapping[str, tuple[Question, ...]]
     training: Mixture
     identity: Mapping[str, str]
-    retriever: Retriever
+    retriever: Retriever | RetrieverClient
     chat: Chat
     prompts: Prompts
     world: World | None
@@ -121,13 +122,17 @@ def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     }
     questions = {split: tuple(itertools.chain(*found)) for split, found in sources.items()}
     identity = {"questions": _digest(questions)}
-    encoder, corpus = make_encoder(config), open_corpus(Path(d.corpus))
-    index = IndexConfig(**config.retriever)
-    if d.index:
-        retriever = Retriever.load(Path(d.index), corpus, encoder, index)
+    if d.server:
+        retriever = RetrieverClient(d.server, dialect=d.dialect)
+        identity["server"] = d.server
     else:
-        retriever = Retriever.build(corpus, encoder, index)
-    identity |= {"corpus": corpus.fingerprint, "encoder": encoder.fingerprint}
+        encoder, corpus = make_encoder(config), open_corpus(Path(d.corpus))
+        index = IndexConfig(**config.retriever)
+        if d.index:
+            retriever = Retriever.load(Path(d.index), corpus, encoder, index)
+        else:
+            retriever = Retriever.build(corpus, encoder, index)
+        identity |= {"corpus": corpus.fingerprint, "encoder": encoder.fingerprint}
     return Scene(
         questions=questions,
         training=Mixture(sources["train"] or (questions["test"],), d.weights or None),

@@ -20,6 +20,7 @@ from mas_jax.model import sharding
 from mas_jax.retrieval import bert
 
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of rows; a program each
+ROWS = (1, 4, 16)  # of a call of few texts, on each device; a program each
 BLOCK_TEXTS = 16_384  # sorted by length and encoded together
 
 
@@ -96,10 +97,10 @@ class TextEncoder:
         pending = []
         for bucket in np.unique(bucket_N):
             T = lengths[bucket]
-            B = self._num_rows(T)
             texts_N = np.flatnonzero(bucket_N == bucket)
-            for first in range(0, len(texts_N), B):
-                chosen_B = texts_N[first : first + B]
+            while len(texts_N):
+                B = self._num_rows(T, len(texts_N))
+                chosen_B, texts_N = texts_N[:B], texts_N[B:]
                 tokens_BT = np.zeros((B, T), np.int32)
                 count_B = np.zeros(B, np.int32)
                 for row, index in enumerate(chosen_B):
@@ -109,10 +110,13 @@ class TextEncoder:
         for chosen_B, rows_BE in pending:
             vectors_NE[chosen_B] = np.asarray(rows_BE)[: len(chosen_B)]
 
-    def _num_rows(self, T: int) -> int:
-        """Rows of a call: about `batch_tokens` places, a multiple of what the mesh splits."""
+    def _num_rows(self, T: int, num_texts: int) -> int:
+        """Rows of a call: the fewest of `ROWS` that hold the texts, at most about `batch_tokens`
+        places; a multiple of what the mesh splits."""
         split = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-        return max(1, self.config.batch_tokens // (T * split)) * split
+        most = max(1, self.config.batch_tokens // (T * split))
+        needed = -(-num_texts // split)
+        return split * min(most, next((rows for rows in ROWS if rows >= needed), most))
 
     def _call(self, tokens_BT: np.ndarray, count_B: np.ndarray) -> jax.Array:
         is_token_BT = np.arange(tokens_BT.shape[1]) < count_B[:, None]
