@@ -11,7 +11,7 @@ DATA = "runs/smollm2/data"  # launch/smollm2_cpu.sh writes questions, corpus and
 def get_config():
     """The pipeline of opd.py at sizes for two cores. No accuracy is promised."""
     config = default_config()
-    config.model.update(dict(checkpoint="package:smollm2", template="smollm2", prompts="full"))
+    config.model.update(dict(checkpoint="package:smollm2", template="smollm2", prompts="small"))
     config.data.update(
         dict(
             train=(f"{DATA}/hotpotqa_train100.jsonl",),

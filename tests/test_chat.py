@@ -257,3 +257,16 @@ def test_qwen3_messages_have_the_known_ids():
         *(IM_START, user, NEWLINE, hi, IM_END, NEWLINE),
         *(IM_START, assistant, NEWLINE, 151667, 271, 151668, 271),
     )
+
+
+def test_examples_are_nobodys_turns_before_the_prompt_as_the_template_renders_them():
+    pairs = (("who ?", "ada"), ("where ?", "there"))
+    one = chat.make_chat(CharTokenizer(), chat.INSTRUCT)
+    conversation = chat.Conversation(one, "now", examples=pairs)
+    said = CharTokenizer().decode(conversation.prompt())
+    assert said == (
+        "<|im_start|>user\nwho ?<|im_end|>\n<|im_start|>assistant\nada<|im_end|>\n"
+        "<|im_start|>user\nwhere ?<|im_end|>\n<|im_start|>assistant\nthere<|im_end|>\n"
+        "<|im_start|>user\nnow<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert set(conversation.strands[0].owners) == {0}

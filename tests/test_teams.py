@@ -168,9 +168,8 @@ def test_a_cap_on_tokens_makes_an_agent_end_once_it_is_used_up():
     longer = {("searcher", 1): look("b"), ("searcher", 2): tell("x")}
     free = Script(says | longer)
     run(free, make_team("cascade"))
-    used = len(free.prompt("searcher", 0)) + len(
-        look("a")
-    )  # the prompt as sent, and a character a token
+    first = next(ids for key, ids, *_ in free.requests if (key.path, key.turn) == ("searcher", 0))
+    used = len(first) + len(look("a"))  # the prompt as sent, and a character a token
     for cap, ends in ((used, True), (used + 1, False)):
         script = Script(says if ends else free.says)
         run(script, make_team("cascade", budgets=dataclasses.replace(CASCADE, all_tokens=cap)))

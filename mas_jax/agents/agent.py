@@ -130,7 +130,7 @@ class Agent:
         items = shortened(message.items, lambda kept: self._fits(message, kept), marker)
         text = message.render(items)
         if self.conversation is None:
-            self.conversation = Conversation(self.play.team.chat, text)
+            self.conversation = Conversation(self.play.team.chat, text, examples=message.examples)
         else:
             self.conversation.extend(text)
 
@@ -140,7 +140,7 @@ class Agent:
             return False
         text = message.render(items)
         if self.conversation is None:
-            length = len(Conversation(chat, text).prompt())
+            length = len(Conversation(chat, text, examples=message.examples).prompt())
         else:
             length = self.conversation.length_after(text)
         return length + self.play.team.sampling.max_tokens[self.role] <= budgets.context

@@ -22,6 +22,7 @@ async def answer(play: Play, evidence: Sequence[str]) -> list[Ending]:
             {"question": play.question.text},
             items=tuple(evidence) or (prompts.no_reports,),
             separator=prompts.report_separator,
+            examples=prompts.examples.get("answerer", ()),
         )
     )
     samples = await agent.generate(num, path=agent.path)

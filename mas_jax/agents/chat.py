@@ -148,7 +148,14 @@ class Conversation:
     `strands` holds it token by token; more than one where the template rewrote the past.
     """
 
-    def __init__(self, chat: Chat, text: str, system: str | None = None) -> None:
+    def __init__(
+        self,
+        chat: Chat,
+        text: str,
+        system: str | None = None,
+        examples: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """examples: exchanges (user, assistant) before the prompt; nobody's tokens."""
         self._chat = chat
         self._history: list[int] = []  # all closed turns, as the model is shown them next
         self._sampled: tuple[int, ...] | None = None  # of a generation that is not yet closed
@@ -157,6 +164,9 @@ class Conversation:
             system = chat.template.opening or None
         if system is not None:
             self._add_message("system", system)
+        for said_to, said in examples:
+            self._add_message("user", said_to)
+            self._add_message("assistant", said)
         self._add_message("user", text)
 
     def prompt(self) -> tuple[int, ...]:

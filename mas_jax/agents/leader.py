@@ -83,6 +83,7 @@ def _opening(play: Play) -> Message:
             "waves": budgets.waves,
             "turns": budgets.turns,
         },
+        examples=play.team.prompts.examples.get("leader", ()),
     )
 
 

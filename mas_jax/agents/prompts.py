@@ -1,4 +1,4 @@
-"""The words that the roles are shown, read from text files: `prompts/full`, `prompts/toy`.
+"""The words that the roles are shown, read from text files: `prompts/full`, `small`, `toy`.
 
 Placeholders are `{name}`; outside text put in their place is never read for placeholders itself.
 Must not know: tokens, budgets, what a role does.
@@ -44,6 +44,8 @@ class Prompts:
 
     information, reports: around passages and around reports, which are joined by `*_separator`.
     *_now: appended when nothing else may be done. truncated: stands where text was left out.
+    examples: by role, exchanges (user, assistant) that its conversation begins with, for models
+    that follow an example rather than a description.
     """
 
     leader: str
@@ -65,6 +67,7 @@ class Prompts:
     select_now: str
     invalid: str
     truncated: str
+    examples: Mapping[str, tuple[tuple[str, str], ...]] = dataclasses.field(default_factory=dict)
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:
@@ -77,7 +80,8 @@ class Message:
     """A prompt or an observation before it is put together, so that it can be shortened.
 
     text: one of the prompts' texts. values: of its placeholders, `items` excepted, which are joined
-    by the separator. note: a fixed line behind it all.
+    by the separator. note: a fixed line behind it all. examples: exchanges before it, where it is
+    the first of a conversation.
     """
 
     text: str
@@ -85,6 +89,7 @@ class Message:
     items: tuple[str, ...] = ()
     separator: str = ""
     note: str = ""
+    examples: tuple[tuple[str, str], ...] = ()
 
     def render(self, items: Sequence[str]) -> str:
         """The text with these items in place of its own."""
@@ -92,16 +97,18 @@ class Message:
 
 
 def load_prompts(name: str | Path) -> Prompts:
-    """A prompt set: "full", "toy", or a folder of one's own with the same files.
+    """A prompt set: "full", "small", "toy", or a folder of one's own with the same files.
 
-    Raises: ValueError if a text is missing, unknown, or has a placeholder it cannot have.
+    examples.json, if there is one, holds lists of [user, assistant] by role.
+    Raises: ValueError if a text is missing, unknown, or has a placeholder it cannot have, or an
+    example is not such a pair.
     """
     shipped = importlib.resources.files("mas_jax.agents") / "prompts"
-    folder = shipped / name if name in ("full", "toy") else Path(name)
+    folder = shipped / name if name in ("full", "small", "toy") else Path(name)
     texts = json.loads((folder / "observations.json").read_text(encoding="utf-8"))
     for role in _ROLES:
         texts[role] = (folder / f"{role}.txt").read_text(encoding="utf-8").removesuffix("\n")
-    fields = {field.name for field in dataclasses.fields(Prompts)}
+    fields = {field.name for field in dataclasses.fields(Prompts)} - {"examples"}
     if set(texts) != fields:
         raise ValueError(
             f"prompts {name}: missing {sorted(fields - set(texts))}, "
@@ -115,10 +122,25 @@ def load_prompts(name: str | Path) -> Prompts:
                 f"prompts {name}: {key} has placeholders {sorted(found)}, "
                 f"must have {sorted(needed)}, may have {sorted(allowed)}"
             )
-    return Prompts(**texts)
+    return Prompts(**texts, examples=_examples(name, folder / "examples.json"))
+
+
+def _examples(name: str | Path, path: Path) -> dict[str, tuple[tuple[str, str], ...]]:
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for role, pairs in found.items():
+        good = all(len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in pairs)
+        if role not in _ROLES or not good:
+            raise ValueError(
+                f"prompts {name}: examples of {role!r} must be of one of {_ROLES}, and lists of "
+                "[user, assistant]"
+            )
+    return {role: tuple((user, said) for user, said in pairs) for role, pairs in found.items()}
 
 
 def toy_prompt_words() -> tuple[str, ...]:
     """Every word of the toy prompts, sorted; the toy tokenizer has one token for each."""
-    texts = [_PLACEHOLDER.sub(" ", t) for t in dataclasses.astuple(load_prompts("toy"))]
+    prompts = load_prompts("toy")
+    texts = [_PLACEHOLDER.sub(" ", t) for t in vars(prompts).values() if isinstance(t, str)]
     return tuple(sorted({word for text in texts for word in text.split()}))

@@ -26,8 +26,10 @@ async def report(play: Play, task: str, path: str, *, grant: Grant) -> str:
     """The report on a task within a grant; "" after a second invalid action, without a turn, or
     when the context is full."""
     agent = Agent(play, "searcher", path, actions=("search", "report"))
-    agent.hear(Message(play.team.prompts.searcher, {"task": task}))
-    now = play.team.prompts.report_now
+    prompts = play.team.prompts
+    examples = prompts.examples.get("searcher", ())
+    agent.hear(Message(prompts.searcher, {"task": task}, examples=examples))
+    now = prompts.report_now
     return (await search_until(agent, "report", grant=grant, now=now)).text
 
 
