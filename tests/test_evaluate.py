@@ -101,6 +101,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_records(evaluated, tmp_path):
     assert records(tmp_path, "cascade") == records(whole, "cascade")
 
 
+@pytest.mark.slow
 def test_teams_play_again_under_caps_beside_their_free_runs(evaluated, tmp_path):
     free, _ = evaluated
     done = run(

@@ -62,10 +62,14 @@ def test_the_token_comes_from_the_environment_and_reaches_no_error(tmp_path):
         assert "hf_wrong" not in refused.stderr
 
 
-def test_a_missing_file_or_a_dead_endpoint_is_one_clear_error(tmp_path):
+def test_a_missing_file_is_one_clear_error(tmp_path):
     with serve({}) as (endpoint, _):
         missing = run(READ, endpoint, tmp_path)
     assert "nq/test.jsonl of dataset" in missing.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow  # the hub's client tries for a while
+def test_a_dead_endpoint_is_one_clear_error(tmp_path):
     dead = run(READ, "http://127.0.0.1:9", tmp_path)
     assert "could not be had from http://127.0.0.1:9" in dead.stderr.strip().splitlines()[-1]
 

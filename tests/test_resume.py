@@ -13,6 +13,7 @@ from rich.console import Console
 from small_runs import save_start, scripted_stage, small_config, written
 
 from mas_jax.config import role
+from mas_jax.data.questions import Mixture
 from mas_jax.learning import loop
 
 # reads that Orbax gives up halfway, because a file is damaged, leave coroutines that complain
@@ -46,7 +47,7 @@ def stateful_stage(start, workdir, *, chaotic=True, **changes):
         )
     )
     stage = scripted_stage(config, workdir, "student", chaotic=chaotic)
-    return dataclasses.replace(stage, questions=stage.questions[:3])
+    return dataclasses.replace(stage, questions=Mixture((stage.questions.sources[0][:3],)))
 
 
 class Killed(Exception):

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from transformers import AutoTokenizer
 
 from mas_jax.model import sharding
 from mas_jax.retrieval import bert
@@ -65,6 +64,8 @@ class TextEncoder:
                 f"max_tokens={config.max_tokens} must be in 3..{self._bert.max_positions}, the "
                 f"positions of the encoder in {directory}"
             )
+        from transformers import AutoTokenizer  # takes seconds to import, and only this needs it
+
         self._tokenizer = AutoTokenizer.from_pretrained(directory)
         self._rows = NamedSharding(mesh, sharding.spec(("batch", "length")))
         self.dim = self._bert.model_dim
