@@ -80,7 +80,9 @@ def _check_choice(where: str, value: str, choices: Iterable[str]) -> None:
 def _check_directories(config: ConfigDict) -> None:
     for name in ("model", "teacher"):
         path = config[name].checkpoint
-        if path and not path.startswith("package:") and not Path(path).is_dir():
+        if name == "model" and path.startswith("package:"):
+            continue  # model/packaged.py
+        if path and not Path(path).is_dir():
             raise ValueError(
                 f"{name}.checkpoint={path!r} is not a directory; give one with config.json and "
                 "safetensors, or '' for "
@@ -136,6 +138,11 @@ def _check_stage(config: ConfigDict, name: str) -> None:
         )
     if stage.steps < 1:
         raise ValueError(f"{where}.steps={stage.steps} must be at least 1")
+    if stage.sampler == "oracle" and config.data.test:
+        raise ValueError(
+            f"{where}.sampler='oracle' knows the toy world only, and data.test={config.data.test}; "
+            "set sampler='policy'"
+        )
     if stage.sampler == "oracle" and config.model.prompts != "toy":
         raise ValueError(
             f"{where}.sampler='oracle' reads the toy prompts only, and model.prompts="

@@ -7,7 +7,7 @@ import pytest
 from mas_jax.config import default_config
 from mas_jax.config_rules import validate
 from mas_jax.data.questions import write_jsonl
-from mas_jax.learning import assembly
+from mas_jax.learning import assembly, pipeline
 from mas_jax.records import Question
 
 QUESTIONS = [Question(f"d/test/{i}", "d", f"who is {i}?", (f"n{i}",)) for i in range(6)]
@@ -74,6 +74,22 @@ def test_another_question_or_passage_is_another_identity(files, tokenizer, tmp_p
 def test_settings_that_contradict_are_one_clear_error(files, change, message):
     files.data.update(change)
     with pytest.raises(ValueError, match=message):
+        validate(files)
+
+
+@pytest.mark.parametrize("absent", ["train", "validation"])
+def test_test_questions_are_never_trained_on(files, tokenizer, tmp_path, absent):
+    files.data.validation = files.data.train
+    files.data[absent] = ()
+    assert (assembly.make_scene(files, tokenizer).training is None) == (absent == "train")
+    with pytest.raises(ValueError, match=r"test questions are never trained on"):
+        pipeline.prepare(files, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_script_of_the_toy_world_plays_no_real_questions(files):
+    files.stages.teacher.sampler = "oracle"
+    with pytest.raises(ValueError, match=r"sampler='oracle' knows the toy world only"):
         validate(files)
 
 

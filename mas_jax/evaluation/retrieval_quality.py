@@ -6,6 +6,7 @@ Letters: Q questions. Must not know: how anything is searched, jax.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mas_jax.evaluation.taxonomy import has_answer
 from mas_jax.records import Passage, Question, SearchFailure
 from mas_jax.retrieval.index import Answer, contents
 from mas_jax.rewards.exact_match import normalize_answer
@@ -25,18 +26,11 @@ class Quality:
     gold_recall: dict[int, float]
 
 
-def _words(text: str) -> str:
-    """Normalised as exact match does, with a space at both ends: words match whole words."""
-    return f" {normalize_answer(text)} "
-
-
 def answer_rank(question: Question, passages: Sequence[Passage]) -> int | None:
-    """Place, from 0, of the first passage in which a golden answer stands as whole words after
-    normalisation; None if it stands in none."""
-    answers = [_words(a) for a in question.golden_answers if normalize_answer(a)]
+    """Place, from 0, of the first passage that `has_answer`; None if none has."""
     for place, passage in enumerate(passages):
-        text = _words(contents(passage))
-        if any(answer in text for answer in answers):
+        text = contents(passage)
+        if any(has_answer(text, answer) for answer in question.golden_answers):
             return place
     return None
 

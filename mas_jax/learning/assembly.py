@@ -45,12 +45,13 @@ from mas_jax.sampling.replicas import Replicas
 class Scene:
     """What teams play in and speak through, beside the policy.
 
-    questions: by split ("train", "validation", "test"); training: what steps draw from. identity:
-    names questions, corpus and encoder in records. world: the toy's, None for real questions.
+    questions: by split ("train", "validation", "test"); training: what steps draw from, None
+    without training questions. identity: names questions, corpus and encoder in records. world: the
+    toy's, None for real questions.
     """
 
     questions: Mapping[str, tuple[Question, ...]]
-    training: Mixture
+    training: Mixture | None
     identity: Mapping[str, str]
     retriever: Retriever | RetrieverClient
     chat: Chat
@@ -135,7 +136,7 @@ def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
         identity |= {"corpus": corpus.fingerprint, "encoder": encoder.fingerprint}
     return Scene(
         questions=questions,
-        training=Mixture(sources["train"] or (questions["test"],), d.weights or None),
+        training=Mixture(sources["train"], d.weights or None) if sources["train"] else None,
         identity=identity,
         retriever=retriever,
         chat=policy_chat(config, tokenizer),

@@ -67,6 +67,11 @@ def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
     otherwise than the student; FileNotFoundError for a missing checkpoint.
     """
     validate(config)
+    if config.data.test and not (config.data.train and config.data.validation):
+        raise ValueError(
+            f"data.train={config.data.train} and data.validation={config.data.validation}: "
+            "training on real questions needs files of both; test questions are never trained on"
+        )
     for name in config.train.stages:
         make_programme(config.stages[name].programme.to_dict())
     _check_workdir(config, workdir)
