@@ -5,9 +5,7 @@ Wants the Hugging Face directory Qwen3-0.6B (--config.model.checkpoint=DIR) and 
 `bash launch/smollm2_cpu.sh DATA` writes first; one GPU or TPU chip, or patience.
 """
 
-from mas_jax.config import TEAMS, default_config
-
-DATA = "runs/smollm2/data"
+from mas_jax.config import TEAMS, default_config, real_slices
 
 
 def get_config():
@@ -16,15 +14,7 @@ def get_config():
     config.model.update(
         dict(checkpoint="Qwen3-0.6B", template="qwen3-not-thinking", prompts="full")
     )
-    config.data.update(
-        dict(
-            train=(f"{DATA}/hotpotqa_train100.jsonl",),
-            validation=(f"{DATA}/hotpotqa_train100.jsonl",),
-            test=(f"{DATA}/2wikimultihopqa.jsonl", f"{DATA}/hotpotqa.jsonl"),
-            corpus=f"{DATA}/corpus.jsonl", index=f"{DATA}/index",
-        )
-    )  # fmt: skip
-    config.encoder.update(dict(directory="package:minilm", max_tokens=128))
+    real_slices(config, "runs/smollm2/data")
     config.engine.update(
         dict(
             context=2048, buckets=(512, 1024, 2048), num_pages=4096, page_size=16,

@@ -1,26 +1,16 @@
 """A real language model on a laptop: SmolLM2-135M in teams on real questions, both stages.
 
-bash launch/smollm2_cpu.sh DATA     two cores, at most an hour; see README for what it printed
+bash launch/smollm2_cpu.sh DATA     two cores; meant to take at most an hour
 """
 
-from mas_jax.config import TEAMS, default_config
-
-DATA = "runs/smollm2/data"  # launch/smollm2_cpu.sh writes questions, corpus and index there
+from mas_jax.config import TEAMS, default_config, real_slices
 
 
 def get_config():
     """The pipeline of opd.py at sizes for two cores. No accuracy is promised."""
     config = default_config()
     config.model.update(dict(checkpoint="package:smollm2", template="smollm2", prompts="small"))
-    config.data.update(
-        dict(
-            train=(f"{DATA}/hotpotqa_train100.jsonl",),
-            validation=(f"{DATA}/hotpotqa_train100.jsonl",),
-            test=(f"{DATA}/2wikimultihopqa.jsonl", f"{DATA}/hotpotqa.jsonl"),
-            corpus=f"{DATA}/corpus.jsonl", index=f"{DATA}/index",
-        )
-    )  # fmt: skip
-    config.encoder.update(dict(directory="package:minilm", max_tokens=128))
+    real_slices(config, "runs/smollm2/data")
     config.engine.update(
         dict(
             context=1024, buckets=(512, 1024), num_pages=2048, page_size=16, prefill_blocks=16,

@@ -7,8 +7,8 @@ Several hosts: each with its --host of --num_hosts on a shared disk; host 0, sta
 others have ended, makes the index.
 """
 
+import functools
 import logging
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -41,12 +41,7 @@ def main(_: list[str]) -> None:
     assembly.start_process()
     config, console = IndexConfig(backend=BACKEND.value), Console()
 
-    @contextmanager
-    def _watch(total: int):
-        with metrics.ProgressReport(
-            "passages", total=total, done=0, console=console, interval_s=10.0
-        ) as progress:
-            yield progress.update
+    watch = functools.partial(metrics.watch, label="passages", console=console, interval_s=10.0)
 
     try:
         encoder = TextEncoder(
@@ -61,7 +56,7 @@ def main(_: list[str]) -> None:
         logging.info("%d passages on %d devices; %s", len(corpus), jax.device_count(), listed)
         complete = build.build(
             corpus, encoder, config, Path(OUT.value), dim=encoder.dim, piece=PIECE.value,
-            share=build.Share(HOST.value, NUM_HOSTS.value), watch=_watch,
+            share=build.Share(HOST.value, NUM_HOSTS.value), watch=watch,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
         raise SystemExit(f"stopped: {error}") from error

@@ -203,6 +203,20 @@ def sft_cascade(config: ConfigDict) -> ConfigDict:
     return config
 
 
+def real_slices(config: ConfigDict, directory: str) -> None:
+    """Real questions and their passages under MiniLM, as launch/smollm2_cpu.sh writes them: trained
+    on HotpotQA's training slice, tested on 2Wiki and HotpotQA."""
+    training = (f"{directory}/hotpotqa_train100.jsonl",)
+    config.data.update(
+        dict(
+            train=training, validation=training,
+            test=(f"{directory}/2wikimultihopqa.jsonl", f"{directory}/hotpotqa.jsonl"),
+            corpus=f"{directory}/corpus.jsonl", index=f"{directory}/index",
+        )
+    )  # fmt: skip
+    config.encoder.update(dict(directory="package:minilm", max_tokens=128))
+
+
 def pod_config(
     checkpoint: str = "Qwen3-4B-Instruct-2507", *, template: str = "qwen-instruct", fsdp: int = 16,
     tensor: int = 4, num_pages: int = 32768,

@@ -7,8 +7,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -93,6 +93,17 @@ class ProgressReport:
             left_s = (self._total - self._done) * elapsed_s / num_now
             parts += [f"{num_now / elapsed_s:.3g}/s", f"{timedelta(seconds=round(left_s))} left"]
         return ", ".join([*parts, self._note] if self._note else parts)
+
+
+@contextmanager
+def watch(
+    total: int, *, label: str, console: Console, interval_s: float
+) -> Iterator[Callable[[int], None]]:
+    """A `ProgressReport` as a function of how many are done; give `build.build` a partial of it."""
+    with ProgressReport(
+        label, total=total, done=0, console=console, interval_s=interval_s
+    ) as progress:
+        yield progress.update
 
 
 class Writer:

@@ -7,6 +7,7 @@ passage stands in a cloud of about 70 at cosine 1 / sqrt(1 + JITTER^2) = 0.89. Q
 questions under the same encoder. `retrieval.build` builds it, from a corpus file, in pieces.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -14,7 +15,6 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -75,12 +75,7 @@ def _rows(shard, queries_QE: np.ndarray) -> tuple[np.ndarray, float]:
 def run(base_NE: np.ndarray, queries_QE: np.ndarray, console: Console) -> dict:
     """What building and searching took."""
 
-    @contextmanager
-    def _watch(total: int):
-        with metrics.ProgressReport(
-            "passages", total=total, done=0, console=console, interval_s=10.0
-        ) as progress:
-            yield progress.update
+    watch = functools.partial(metrics.watch, label="passages", console=console, interval_s=10.0)
 
     config = IndexConfig(backend="scann")
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +87,7 @@ def run(base_NE: np.ndarray, queries_QE: np.ndarray, console: Console) -> dict:
         corpus = open_corpus(path, cache=Path(folder))
         build.build(
             corpus, Jittered(base_NE), config, Path(folder) / "index", dim=base_NE.shape[1],
-            piece=PIECE, share=build.Share(), watch=_watch,
+            piece=PIECE, share=build.Share(), watch=watch,
         )  # fmt: skip
         build_s, build_peak = time.perf_counter() - start, peak_bytes()
         shard_directory = Path(folder) / "index" / "shard-0"

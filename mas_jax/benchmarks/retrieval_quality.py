@@ -5,11 +5,11 @@ in runs/quality, so that an interrupted run goes on.
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import os
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -33,18 +33,15 @@ INDEXES = Path("runs/quality")
 
 
 def _retrievers(corpus, encoder: TextEncoder, name: str, console: Console) -> dict[str, Retriever]:
-    @contextmanager
-    def _watch(total: int):
-        with metrics.ProgressReport(
-            f"{name}: passages", total=total, done=0, console=console, interval_s=30.0
-        ) as progress:
-            yield progress.update
+    watch = functools.partial(
+        metrics.watch, label=f"{name}: passages", console=console, interval_s=30.0
+    )
 
     config, directory = IndexConfig(), INDEXES / f"{name}-{encoder.fingerprint}"
     if not directory.exists():
         build.build(
             corpus, encoder, config, directory, dim=encoder.dim, piece=1024, share=build.Share(),
-            watch=_watch,
+            watch=watch,
         )  # fmt: skip
     return {
         "MiniLM": Retriever.load(directory, corpus, encoder, config),
