@@ -22,6 +22,7 @@ setup(
         "absl-py>=2.1",
         "flax>=0.12,<0.13",
         "httpx2>=2,<3",
+        "huggingface_hub>=1,<2",
         "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
         "jax>=0.10,<0.12",
         "matplotlib>=3.8,<4",
@@ -30,6 +31,7 @@ setup(
         "optax>=0.2.5,<0.3",
         "protobuf>=4.21",  # the toy tokenizer is built as a sentencepiece ModelProto
         "orbax-checkpoint>=0.11.30,<0.13",
+        "pyarrow>=15",
         "rich>=13,<16",
         "safetensors>=0.5,<1",
         # ScaNN ships wheels for Linux x86-64 only; elsewhere the exact index serves

@@ -23,6 +23,14 @@ from mas_jax.records import Passage
 _READ_BYTES = 1 << 24
 
 
+def split_contents(contents: str) -> tuple[str, str]:
+    """Title and text of "Title\ntext"; double quotes around a title are taken off."""
+    title, _, text = contents.partition("\n")
+    if len(title) > 1 and title[0] == title[-1] == '"':
+        title = title[1:-1]
+    return title, text
+
+
 def parse(line: bytes) -> Passage:
     """The passage of one line; a title's double quotes, as wiki-18 has them, are taken off.
 
@@ -32,12 +40,8 @@ def parse(line: bytes) -> Passage:
     if not isinstance(fields, dict) or not isinstance(fields.get("id"), (str, int)):
         raise ValueError("no id")
     if "contents" in fields:
-        title, _, text = fields["contents"].partition("\n")
-    else:
-        title, text = fields["title"], fields["text"]
-    if len(title) > 1 and title[0] == title[-1] == '"':
-        title = title[1:-1]
-    return Passage(str(fields["id"]), title, text)
+        return Passage(str(fields["id"]), *split_contents(fields["contents"]))
+    return Passage(str(fields["id"]), fields["title"], fields["text"])
 
 
 class Corpus(Sequence[Passage]):

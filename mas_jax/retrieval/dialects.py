@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mas_jax.records import Passage, SearchFailure
+from mas_jax.retrieval.corpus import split_contents
 
 DEFAULT_K = 3
 IDENTITY_HEADER = "X-Index-Identity"  # of a response: which index answered
@@ -230,9 +231,7 @@ def _passage(contents: object, score: float | None, given: object = None) -> Pas
     """The passage of a document's contents; double quotes around the title are taken off."""
     if not isinstance(contents, str):
         raise ValueError(f"contents={reprlib.repr(contents)}, wanted a string")
-    title, _, text = contents.partition("\n")
-    if len(title) > 1 and title[0] == title[-1] == '"':
-        title = title[1:-1]
+    title, text = split_contents(contents)
     return Passage(_id(given, title, text), title, text, score)
 
 
