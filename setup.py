@@ -22,7 +22,7 @@ setup(
         "absl-py>=2.1",
         "flax>=0.12,<0.13",
         "httpx2>=2,<3",
-        "huggingface_hub>=1,<2",
+        "huggingface_hub>=1,<3",
         "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
         "jax>=0.10,<0.12",
         "matplotlib>=3.8,<4",
