@@ -182,12 +182,14 @@ def test_a_tree_finds_most_of_what_exact_search_finds(max_shard):
     passages, texts = listed(vectors), [p.text for p in listed(queries)]
     exact = Retriever.build(passages, Listed(), IndexConfig(backend="exact"))
     tree = Retriever.build(passages, Listed(), dataclasses.replace(TREE, max_shard=max_shard))
-    shared = 0
+    shared, itself = 0, 0
     for a, b in zip(exact.search_now(texts, 3), tree.search_now(texts, 3), strict=True):
         assert [p.score for p in b] == sorted((p.score for p in b), reverse=True)
-        assert ids(b)[0] == ids(a)[0]  # the query is itself one of the vectors
+        itself += ids(b)[0] == ids(a)[0]  # the query is itself one of the vectors
         assert len(set(ids(b))) == 3  # once, though a vector lies in two leaves
         shared += len(set(ids(a)) & set(ids(b)))
+    # ScaNN's k-means runs on threads: its leaves, and so what a tree misses, differ by build
+    assert itself >= 0.97 * len(texts), itself / len(texts)
     assert shared >= 0.9 * 3 * len(texts), shared / (3 * len(texts))
 
 
