@@ -13,7 +13,7 @@ def get_config():
     real_slices(config, "runs/smollm2/data")
     config.engine.update(
         dict(
-            context=1024, buckets=(512, 1024), num_pages=2048, page_size=16, prefill_blocks=16,
+            context=1024, buckets=(512, 768, 1024), num_pages=3072, page_size=16, prefill_blocks=16,
             decode_rows=16, decode_steps=8,
         )
     )  # fmt: skip

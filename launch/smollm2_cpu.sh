@@ -22,5 +22,7 @@ if [ ! -e "$out/data/index" ]; then
   python launch/build_index.py --corpus="$out/data/corpus.jsonl" --out="$out/data/index" \
     --encoder=package:minilm --max_tokens=128 --piece=1024
 fi
-python launch/evaluate.py --config=configs/smollm2_cpu.py --workdir="$out/evaluation"
+# more rows at once than training's few episodes fill
+python launch/evaluate.py --config=configs/smollm2_cpu.py --workdir="$out/evaluation" \
+  --config.engine.decode_rows=32 --config.rollout.concurrent=48
 exec python launch/train.py --config=configs/smollm2_cpu.py --workdir="$out/training" "$@"

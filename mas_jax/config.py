@@ -75,7 +75,7 @@ def default_config() -> ConfigDict:
     config.encoder = ConfigDict(
         dict(
             directory="hashed", query_prefix="", passage_prefix="", max_tokens=256,
-            batch_tokens=4096, dtype="float32",
+            batch_tokens=0, dtype="float32",
         )
     )  # fmt: skip
     config.retriever = ConfigDict(dict(backend="auto"))  # retrieval/index.py IndexConfig

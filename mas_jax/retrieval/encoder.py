@@ -18,7 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 from mas_jax.model import sharding
 from mas_jax.retrieval import bert
 
-LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of rows; a program each
+LENGTHS = (*range(16, 257, 16), *range(288, 513, 32))  # of rows; a program each
+BATCH_TOKENS = {"cpu": 1024}  # activations that stay in two cores' caches
+ACCELERATOR_BATCH_TOKENS = 65_536
 ROWS = (1, 4, 16)  # of a call of few texts, on each device; a program each
 BLOCK_TEXTS = 16_384  # sorted by length and encoded together
 
@@ -29,14 +31,15 @@ class EncoderConfig:
 
     directory: a BERT in the Hugging Face layout, with its tokenizer. query_prefix, passage_prefix:
     put before every text. max_tokens: a longer text is cut, special tokens included. batch_tokens:
-    places of one device call. dtype: of weights and activations; vectors are float32.
+    places of one device call; 0: what the platform is fast at. dtype: of weights and
+    activations; vectors are float32.
     """
 
     directory: str
     query_prefix: str = ""
     passage_prefix: str = ""
     max_tokens: int = 256
-    batch_tokens: int = 4096
+    batch_tokens: int = 0
     dtype: str = "float32"
 
 
@@ -58,6 +61,9 @@ class TextEncoder:
         if mesh is None:
             mesh = sharding.make_mesh(data=len(jax.local_devices()), devices=jax.local_devices())
         self.config, self._mesh = config, mesh
+        self._batch_tokens = config.batch_tokens or BATCH_TOKENS.get(
+            jax.default_backend(), ACCELERATOR_BATCH_TOKENS
+        )
         self._bert, self._params = bert.load(directory, dtype=jnp.dtype(config.dtype), mesh=mesh)
         if not 2 < config.max_tokens <= self._bert.max_positions:
             raise ValueError(
@@ -112,10 +118,10 @@ class TextEncoder:
             vectors_NE[chosen_B] = np.asarray(rows_BE)[: len(chosen_B)]
 
     def _num_rows(self, T: int, num_texts: int) -> int:
-        """Rows of a call: the fewest of `ROWS` that hold the texts, at most about `batch_tokens`
+        """Rows of a call: the fewest of `ROWS` that hold the texts, at most about the batch's
         places; a multiple of what the mesh splits."""
         split = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-        most = max(1, self.config.batch_tokens // (T * split))
+        most = max(1, self._batch_tokens // (T * split))
         needed = -(-num_texts // split)
         return split * min(most, next((rows for rows in ROWS if rows >= needed), most))
 
