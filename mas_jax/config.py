@@ -111,7 +111,8 @@ def default_config() -> ConfigDict:
              log_interval_s=10.0,
              # each team plays again with at most so many searches, or tokens of Leader and
              # Searchers, an episode: systems at equal cost
-             caps=dict(searches=(), tokens=()))
+             caps=dict(searches=(), tokens=()),
+             published=False)  # numbers of the papers beside ours, where a set is one of theirs
     )  # fmt: skip
     # learning/pipeline.py: stages in the order of train.stages; a stage named "teacher" makes the
     # teacher of those after it, unless teacher.checkpoint names one

@@ -5,7 +5,7 @@ the distribution that the token was drawn from. Must not know: models, devices, 
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 # owner ids of tokens: 0 is nobody's (template, instructions, tool results, other agents' words)
 NOBODY = 0
@@ -16,8 +16,10 @@ ROLES = {"leader": 1, "searcher": 2, "answerer": 3}
 class Question:
     """One question with every answer that counts as right.
 
-    uid: unique over datasets and splits. gold_passages: ids of the passages that hold the facts,
-    hop by hop; decomposition: the single-hop questions it is made of; both empty if unknown.
+    uid: unique over datasets and splits. decomposition: the single-hop questions it is made of.
+    gold_passages: ids of the passages that hold the facts, hop by hop; gold_titles: instead of
+    them, titles of the pages that do, where it is not known which passage of a page. Each is
+    empty if it is not known whole.
     """
 
     uid: str
@@ -27,6 +29,16 @@ class Question:
     hops: int = 0
     decomposition: tuple[str, ...] = ()
     gold_passages: tuple[str, ...] = ()
+    gold_titles: tuple[str, ...] = ()
+
+
+def question_fields(question: Question) -> dict:
+    """A question's fields, for digests and JSON; `gold_titles` only where there are some, so that
+    digests of questions that know nothing of pages do not depend on that field."""
+    found = asdict(question)
+    if not question.gold_titles:
+        del found["gold_titles"]
+    return found
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,10 @@ def weights(directory: Path) -> bytes:
 def written(place: Path) -> list[dict]:
     """A stage's lines of metrics without times."""
     return [
-        {name: value for name, value in line.items() if not name.startswith("time/")}
+        {
+            name: value
+            for name, value in line.items()
+            if not name.startswith("time/") and not name.endswith("/accelerator_s")
+        }
         for line in metrics.read(place / "metrics.jsonl")
     ]

@@ -111,6 +111,7 @@ def test_packing_by_hand():
     assert stats.padding_frac == pytest.approx(4 / 14)
     assert (stats.num_tokens, stats.num_traces, stats.merged_traces) == (10, 3, 0)
     assert (stats.too_long, stats.skipped_traces) == (0, 1)
+    assert stats.role_tokens == {"leader": 5, "searcher": 5}
 
 
 def test_micro_batches_are_padded_to_a_power_of_two_and_the_used_ones_counted():

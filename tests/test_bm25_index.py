@@ -79,6 +79,50 @@ def test_quality_by_hand():
         measure(questions, found[:3])
 
 
+def test_a_gold_page_is_found_with_any_of_its_passages():
+    by_title = Question("u", "d", "q?", ("x",), gold_titles=('"Mars"', "Dune"))
+    mars, moon = ([Passage(i, title, "") for i in ids] for title, ids in (("Mars", "ab"), ("Moon", "c")))
+    dune = Passage("d", '"Dune"', "")
+    found = [[mars[0], *moon, mars[1], dune], [*mars, *moon]]
+    quality = measure([by_title] * 2, found)
+    assert quality.gold_recall == {1: 0.5, 3: 0.5, 5: 0.75, 10: 0.75}
+    assert quality.num_with_gold == 2
+
+
+def test_real_gold_recall_is_about_the_questions_whose_gold_is_known_whole():
+    def _measured(name):
+        corpus = {}
+        for line in lines(f"qa/{name}_corpus.jsonl"):
+            corpus[line["id"]] = Passage(line["id"], *line["contents"].split("\n", 1))
+        rows = lines(f"qa/{name}.jsonl")
+        questions = [parse(line, dataset=name, split="test") for line in rows]
+        first_of_each_page = []
+        for line in rows:
+            ids = line["metadata"].get("gold_title_passage_ids")
+            ids = line["metadata"]["gold_passage_ids"] if ids is None else ids
+            pages = {corpus[i].title: corpus[i] for i in reversed(ids)}
+            first_of_each_page.append(list(pages.values()))
+        return measure(questions, first_of_each_page)
+
+    # by title: a passage of every page is all that can be asked for; 166 are not known whole
+    musique = _measured("musique")
+    assert musique.num_with_gold == 834 and musique.gold_recall[10] == 1.0
+    # by passage: 234 are not known whole, 220 of which list some passages
+    two = _measured("2wikimultihopqa")
+    assert two.num_with_gold == 766 and two.gold_recall[10] == 1.0
+    assert two.num_answerable > 766  # they count in has-answer
+
+
+def test_the_table_says_how_many_questions_gold_recall_is_about():
+    quality = measure([question("a", gold=("a",)), question("b")], [[], []])
+    none = measure([question("b")], [[]])
+    entry = {"questions": 2, "passages": 9}
+    record = {"sets": {"x": entry | {"MiniLM": asdict(quality), "BM25": asdict(none)}}}
+    table = retrieval_quality.markdown(record).splitlines()
+    assert "gold recall@1/3/5/10 (questions)" in table[0]
+    assert "| 0.00 / 0.00 / 0.00 / 0.00 (1) |" in table[2] and table[3].endswith("| - |")
+
+
 def test_real_has_answer_rates_are_near_those_of_another_bm25():
     rows = [parse(line, dataset="bamboogle", split="test") for line in lines("qa/bamboogle.jsonl")]
     passages = []

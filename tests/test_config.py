@@ -201,6 +201,7 @@ _STUDENT = "stages.student.programme"
         ({"evaluation.teams": ("cascade", "choir")}, "evaluation.teams: 'choir' is unknown"),
         ({"evaluation.split": "dev"}, "evaluation.split: 'dev' is unknown"),
         ({"evaluation.num_runs": 0}, "evaluation.num_runs=0 must be at least 1"),
+        ({"evaluation.caps.tokens": (0,)}, "caps.tokens=(0,) must each be at least 1"),
         ({"train.questions": 0}, "train.questions=0 must be at least 1"),
         ({"train.candidates": 0}, "train.candidates=0 must be at least 1"),
         ({"train.updates_per_batch": 0}, "train.updates_per_batch=0 must be at least 1"),

@@ -124,10 +124,22 @@ def test_teams_play_again_under_caps_beside_their_free_runs(evaluated, tmp_path)
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--config.evaluation.caps.tokens=(0,)", "caps.tokens=(0,) must each be at least 1"),
         ("--config.evaluation.num_rnus=3", 'Did you mean "num_runs"'),
         ("--config.evaluation.split=dev", "evaluation.split: 'dev'"),
-        ("--config.model.checkpoint=/nowhere", "'/nowhere' is not a directory"),
+        # a process each: these rules are tested without one in test_config.py and test_scene.py
+        pytest.param(
+            "--config.evaluation.caps.tokens=(0,)",
+            "caps.tokens=(0,) must each be at least 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "--config.model.checkpoint=/nowhere",
+            "'/nowhere' is not a directory",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "--config.evaluation.published=True", "published numbers of", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(flag, message, tmp_path):

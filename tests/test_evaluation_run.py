@@ -1,6 +1,7 @@
 """Playing a plan into a file of records: completeness, resuming, refusals."""
 
 import asyncio
+import hashlib
 import io
 import json
 import signal
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from mas_jax.evaluation import episode_json, records_file, run
 from mas_jax.evaluation.records_file import Plan
-from mas_jax.records import Episode, Failure, FailureKind, StopReason
+from mas_jax.records import Episode, Failure, FailureKind, Question, StopReason
 
 PLAN = make_plan({"a": 2, "b": 1}, num_runs=2, temperature=1.0, stop=("x", "y"))
 
@@ -54,6 +55,19 @@ def all_runs(plan: Plan) -> dict[tuple[str, int], Episode]:
         for question in plan.questions
         for rollout in range(plan.num_runs)
     }
+
+
+def test_questions_that_know_no_gold_pages_have_the_digest_that_they_always_had():
+    # as records of evaluations name them: a new field of Question must not stop their resuming
+    question = Question("u", "d", "q?", ("a",), 1, ("s?",), ("p",))
+    fields_of_one = {
+        "uid": "u", "dataset": "d", "text": "q?", "golden_answers": ["a"], "hops": 1,
+        "decomposition": ["s?"], "gold_passages": ["p"],
+    }  # fmt: skip
+    text = json.dumps([fields_of_one]).encode()
+    wanted = hashlib.blake2b(text, digest_size=16).hexdigest()
+    assert records_file.fingerprint((question,)) == wanted
+    assert records_file.fingerprint((replace(question, gold_titles=("t",)),)) != wanted
 
 
 def test_an_episode_as_json_by_hand():

@@ -132,17 +132,23 @@ def test_waves_of_one_searcher_have_no_step_to_spare():
 # --- the table ------------------------------------------------------------------------------------
 
 
-def test_the_table_divides_by_the_workflows_and_ends_with_the_sum():
+def test_the_table_divides_by_the_workflows_and_sums_stages_and_parts():
     entries = (
         Entry("teacher", "searcher", 10, 40_000, 3000, 8000, 5.0),
+        Entry("teacher", "answerer", 0, 4000, 200, 0, 1.0),
         Entry("student", "leader", 0, 20_000, 1000, 2000, 3.0),
     )
-    table = ledger.grid(entries, title="cost", num_workflows=4)
+    table = ledger.grid(entries, title="cost", num_workflows=4, are_parts=True)
     assert table.rows == (
         ("teacher", "searcher", "2.50", "10,000", "750", "2,000", "1.25"),
+        ("teacher", "answerer", "0.00", "1,000", "50", "0", "0.25"),
         ("student", "leader", "0.00", "5,000", "250", "500", "0.75"),
-        ("all", "all", "2.50", "15,000", "1,000", "2,500", "2.00"),
+        ("teacher", "all", "2.50", "11,000", "800", "2,000", "1.50"),
+        ("student", "all", "0.00", "5,000", "250", "500", "0.75"),
+        ("all", "all", "2.50", "16,000", "1,050", "2,500", "2.25"),
     )
+    compared = ledger.grid(entries, title="cost", num_workflows=4, are_parts=False)
+    assert compared.rows == table.rows[:-1]
     assert "| --- | --- | ---: |" in report.to_markdown(table)
     with pytest.raises(ValueError, match="num_workflows=0"):
-        ledger.grid(entries, title="cost", num_workflows=0)
+        ledger.grid(entries, title="cost", num_workflows=0, are_parts=True)

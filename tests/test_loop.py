@@ -18,7 +18,7 @@ from small_runs import (
 
 from mas_jax import metrics
 from mas_jax.agents.oracle import Flaws
-from mas_jax.learning import export, loop, pipeline, workdir
+from mas_jax.learning import cost, export, loop, pipeline, workdir
 
 QUIET = Console(quiet=True)
 TEAM = (
@@ -193,6 +193,38 @@ def test_the_engines_steps_are_written_once_with_every_metric(trained):
         assert wanted - line.keys() == set()
         assert abs(line["update/searcher/sampler_trainer_kl"]) < 1e-6
         assert line["update/skipped"] == 0.0
+
+
+def test_a_policy_cost_what_its_own_stage_and_its_teachers_cost(trained):
+    place, _ = trained
+    spent = cost.of_policy(place / "student/policy")
+    assert {(e.stage, e.role) for e in spent if e.role} >= {
+        ("teacher", "searcher"), ("teacher", "answerer"), ("student", "leader"),
+    }  # fmt: skip
+    lines = metrics.read(place / "teacher/metrics.jsonl")
+    teacher = [entry for entry in spent if entry.stage == "teacher"]
+    assert cost.of_policy(place / "teacher/policy") == tuple(teacher)
+    for field, name in (("output_tokens", "output_tokens"), ("searches", "searches")):
+        per_episode = [line["rollout/episodes"] * line[f"rollout/{name}"] for line in lines]
+        assert sum(getattr(e, field) for e in teacher) == pytest.approx(sum(per_episode))
+    trained_on = sum(line["batch/num_tokens"] for line in lines)
+    assert sum(e.training_tokens for e in teacher) == trained_on > 0
+    held = ("rollout", "score", "update")
+    seconds = sum(
+        line["time/step_s"] * sum(line[f"time/{name}_frac"] for name in held) for line in lines
+    )
+    devices = jax.local_device_count()
+    assert sum(e.accelerator_s for e in teacher) == pytest.approx(devices * seconds, rel=1e-4)
+    assert cost.of_policy(place.parent / "elsewhere/start/policy") == ()
+
+
+def test_training_ends_with_the_ledger_of_its_stages(trained, start):
+    console = Console(record=True, quiet=False, width=120)
+    pipeline.run(small_pipeline(small_config(start, certify__ignore=True), trained[0]), console)
+    shown = console.export_text()
+    assert "Cost of training" in shown
+    for word in ("teacher", "student", "leader", "trained", "accelerator s"):
+        assert word in shown
 
 
 def test_every_role_of_the_hierarchy_has_its_metrics(stage, tmp_path):

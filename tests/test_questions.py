@@ -9,7 +9,7 @@ import pytest
 from shared_data import lines, shared
 
 from mas_jax.data import tfds_questions
-from mas_jax.data.questions import BLOCK, Mixture, of_step, parse, read_jsonl, write_jsonl
+from mas_jax.data.questions import BLOCK, Mixture, of_step, parse, read_jsonl, to_line, write_jsonl
 from mas_jax.records import Question
 
 LINE = {"id": "dev_7", "question": " who wrote dune ", "golden_answers": ["Frank Herbert"]}
@@ -42,6 +42,27 @@ def test_a_line_by_hand():
         golden_answers=("Frank Herbert", "F. Herbert"), hops=2,
         decomposition=("who?", "when?"), gold_passages=("3", "8"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metadata", "passages", "titles"),
+    [
+        ({"gold_passage_ids": ["3"]}, ("3",), ()),
+        ({"gold_passage_ids": ["3"], "gold_complete": True}, ("3",), ()),
+        ({"gold_passage_ids": ["3"], "gold_complete": False}, (), ()),
+        ({"gold_title_passage_ids": ["1", "2", "9"]}, (), ("A", "B")),
+        ({"gold_title_passage_ids": ["1"], "gold_titles_complete": False}, (), ()),
+        ({"gold_titles": ["C", "D"]}, (), ("C", "D")),
+    ],
+)
+def test_gold_is_passages_or_pages_and_nothing_if_it_is_not_known_whole(
+    metadata, passages, titles
+):
+    steps = [{"question": f"{i}?", "title": title} for i, title in enumerate("ABA")]
+    line = LINE | {"metadata": {"question_decomposition": steps} | metadata}
+    question = parse(line, dataset="nq", split="dev")
+    assert (question.gold_passages, question.gold_titles) == (passages, titles)
+    assert parse(to_line(question), dataset="nq", split="dev") == question
 
 
 @pytest.mark.parametrize("answers", ["Frank Herbert", ["Frank Herbert"]])

@@ -75,8 +75,7 @@ def _row(name: str, entry: dict, label: str) -> str:
         " / ".join(f"{ {int(k): v for k, v in values.items()}[depth]:.2f}" for depth in DEPTHS)
         for values in (quality.has_answer, quality.gold_recall)
     ]
-    if not quality.num_with_gold:
-        cells[1] = "-"
+    cells[1] = f"{cells[1]} ({quality.num_with_gold:,})" if quality.num_with_gold else "-"
     counts = f"{entry['questions']:,} / {entry['passages']:,}"
     return f"| {name} | {counts} | {label} | {cells[0]} | {cells[1]} |"
 
@@ -85,7 +84,7 @@ def markdown(record: dict) -> str:
     """The results as the README shows them."""
     depths = "/".join(map(str, DEPTHS))
     lines = [
-        f"| set | questions / passages | retriever | has-answer@{depths} | gold recall@{depths} |",
+        f"| set | questions / passages | retriever | has-answer@{depths} | gold recall@{depths} (questions) |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name, entry in record["sets"].items():

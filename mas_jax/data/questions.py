@@ -38,7 +38,7 @@ def parse(line: Mapping, *, dataset: str, split: str) -> Question:
         raise ValueError(f"field {'question' if not text else 'golden_answers'!r} is empty")
     metadata = line.get("metadata") or {}
     steps = metadata.get("question_decomposition") or ()
-    gold = metadata.get("gold_passage_ids") or metadata.get("gold_title_passage_ids") or ()
+    gold_passages, gold_titles = _gold(metadata)
     return Question(
         uid=f"{dataset}/{split}/{line['id']}",
         dataset=dataset,
@@ -46,8 +46,24 @@ def parse(line: Mapping, *, dataset: str, split: str) -> Question:
         golden_answers=answers,
         hops=int(metadata.get("hops") or 0),
         decomposition=tuple(step["question"] for step in steps),
-        gold_passages=tuple(str(passage) for passage in gold),
+        gold_passages=gold_passages,
+        gold_titles=gold_titles,
     )
+
+
+def _gold(metadata: Mapping) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids of the gold passages and titles of the gold pages: one of them, or none if incomplete.
+
+    `gold_title_passage_ids` are all passages of the pages that the decomposition names; which of
+    a page's passages holds the fact is not known, so that its title is what is gold.
+    """
+    if metadata.get("gold_passage_ids"):
+        complete = metadata.get("gold_complete", True)
+        return tuple(map(str, metadata["gold_passage_ids"] if complete else ())), ()
+    titles = metadata.get("gold_titles") or ()
+    if metadata.get("gold_title_passage_ids") and metadata.get("gold_titles_complete", True):
+        titles = [step.get("title") for step in metadata.get("question_decomposition") or ()]
+    return (), tuple(dict.fromkeys(titles)) if all(titles) else ()
 
 
 def to_line(question: Question) -> dict:
@@ -56,6 +72,7 @@ def to_line(question: Question) -> dict:
         "hops": question.hops,
         "question_decomposition": [{"question": text} for text in question.decomposition],
         "gold_passage_ids": list(question.gold_passages),
+        "gold_titles": list(question.gold_titles),
     }
     return {
         "id": question.uid.split("/", 2)[2],
@@ -80,7 +97,7 @@ def read_jsonl(path: Path, *, dataset: str, split: str) -> tuple[Question, ...]:
                 continue
             try:
                 question = parse(json.loads(text), dataset=dataset, split=split)
-            except (ValueError, AttributeError, TypeError) as error:
+            except (ValueError, AttributeError, TypeError, KeyError) as error:
                 raise ValueError(f"{path}:{number}: not a question ({error})") from error
             if question.uid in found:
                 raise ValueError(f"{path}:{number}: a second question of id {question.uid!r}")

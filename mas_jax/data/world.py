@@ -92,7 +92,7 @@ def _digest(
 ) -> str:
     digest = blake2b(digest_size=16)
     lines = [seed, *(asdict(p) for p in passages)]
-    lines += [asdict(q) for split in SPLITS for q in questions[split]]
+    lines += [question_fields(q) for split in SPLITS for q in questions[split]]
     lines += sorted([*key, value] for key, value in closed_book.items())
     for line in lines:
         digest.update(json.dumps(line, sort_keys=True).encode() + b"\n")

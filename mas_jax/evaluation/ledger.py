@@ -121,10 +121,11 @@ def critical_steps(episode: Episode) -> int:
     return sum(longest.values())
 
 
-def grid(entries: Sequence[Entry], *, title: str, num_workflows: int) -> Grid:
-    """A row for each entry and one for all, divided by `num_workflows`; 1 for sums.
+def grid(entries: Sequence[Entry], *, title: str, num_workflows: int, are_parts: bool) -> Grid:
+    """A row for each entry and one for each stage, divided by `num_workflows`; 1 for sums.
 
-    Raises: ValueError if num_workflows is below 1.
+    are_parts: whether the stages are parts of one thing, which then has a row for all of them;
+    stages that are systems to compare have no sum. Raises: ValueError if num_workflows is below 1.
     """
     if num_workflows < 1:
         raise ValueError(f"num_workflows={num_workflows}; want the number of episodes, or 1")
@@ -139,7 +140,7 @@ def grid(entries: Sequence[Entry], *, title: str, num_workflows: int) -> Grid:
             f"{entry.training_tokens / num_workflows:,.0f}",
             f"{entry.accelerator_s / num_workflows:,.2f}",
         )
-        for entry in (*entries, total(entries))
+        for entry in (*entries, *by_stage(entries), *([total(entries)] if are_parts else []))
     )
     return Grid(title, header, rows, num_text=2)
 

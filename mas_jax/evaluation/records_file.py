@@ -8,11 +8,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from mas_jax.evaluation import episode_json
-from mas_jax.records import Episode, Question
+from mas_jax.records import Episode, Question, question_fields
 
 FORMAT = 1
 
@@ -50,7 +50,7 @@ def check_plan(plan: Plan) -> None:
 
 def fingerprint(questions: tuple[Question, ...]) -> str:
     """Hash of the questions with all their fields, in whatever order they come."""
-    ordered = sorted((asdict(question) for question in questions), key=lambda value: value["uid"])
+    ordered = sorted(map(question_fields, questions), key=lambda value: value["uid"])
     return hashlib.blake2b(json.dumps(ordered).encode(), digest_size=16).hexdigest()
 
 

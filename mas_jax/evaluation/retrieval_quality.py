@@ -18,7 +18,8 @@ DEPTHS = (1, 3, 5, 10)
 class Quality:
     """Means over questions, by depth. has_answer: a golden answer stands in one of the first k
     passages (of questions that are not yes/no). gold_recall: the share of a question's gold
-    passages among them (of questions with known ones)."""
+    passages among them, or of its gold pages any passage of which is (of the num_with_gold
+    questions whose gold is known whole)."""
 
     num_answerable: int
     has_answer: dict[int, float]
@@ -33,6 +34,19 @@ def answer_rank(question: Question, passages: Sequence[Passage]) -> int | None:
         if any(has_answer(text, answer) for answer in question.golden_answers):
             return place
     return None
+
+
+def gold_recall(question: Question, passages: Sequence[Passage]) -> float:
+    """The share found of a question's gold passages, or of its gold pages if those are known.
+
+    Quotes at the ends of a title do not count: corpora differ in them.
+    """
+    if question.gold_titles:
+        gold = {title.strip('"') for title in question.gold_titles}
+        found = {passage.title.strip('"') for passage in passages}
+    else:
+        gold, found = set(question.gold_passages), {passage.id for passage in passages}
+    return len(gold & found) / len(gold)
 
 
 def measure(questions: Sequence[Question], found_Q: Sequence[Answer]) -> Quality:
@@ -50,17 +64,12 @@ def measure(questions: Sequence[Question], found_Q: Sequence[Answer]) -> Quality
         if not all(normalize_answer(answer) in ("yes", "no") for answer in q.golden_answers)
     ]
     ranks = [answer_rank(*pair) for pair in answerable]
-    with_gold = [(q, found) for q, found in pairs if q.gold_passages]
-
-    def _recall(question: Question, passages: Sequence[Passage]) -> float:
-        gold = set(question.gold_passages)
-        return len(gold & {passage.id for passage in passages}) / len(gold)
-
+    with_gold = [(q, found) for q, found in pairs if q.gold_passages or q.gold_titles]
     return Quality(
         num_answerable=len(answerable),
         has_answer={k: _mean([float(r is not None and r < k) for r in ranks]) for k in DEPTHS},
         num_with_gold=len(with_gold),
-        gold_recall={k: _mean([_recall(q, found[:k]) for q, found in with_gold]) for k in DEPTHS},
+        gold_recall={k: _mean([gold_recall(q, found[:k]) for q, found in with_gold]) for k in DEPTHS},
     )
 
 

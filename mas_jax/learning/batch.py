@@ -8,7 +8,8 @@ Must not know: rewards and how they became advantages, models, teachers.
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -63,7 +64,8 @@ class PackStats:
 
     padding_frac: of the positions of the micro-batches that hold rows. num_tokens, num_traces: as
     packed. merged_traces: that are in the batch as the weight of an equal one. too_long: traces
-    that no row holds. skipped_traces: of roles that learn nothing.
+    that no row holds. skipped_traces: of roles that learn nothing. role_tokens: num_tokens by the
+    role of their trace.
     """
 
     padding_frac: float
@@ -72,6 +74,7 @@ class PackStats:
     merged_traces: int
     too_long: int
     skipped_traces: int
+    role_tokens: Mapping[str, int]
 
 
 def pack(
@@ -117,8 +120,17 @@ def pack(
         merged_traces=len(fitting) - len(packed),
         too_long=len(too_long),
         skipped_traces=len(credited) - len(learning),
+        role_tokens=_by_role(packed),
     )
     return TokenBatch(**{name: _scatter(values[name]) for name in _FIELDS}), num_micro, stats
+
+
+def _by_role(packed: Sequence[Credited]) -> dict[str, int]:
+    """Tokens of the traces of each role."""
+    counts: Counter[str] = Counter()
+    for c in packed:
+        counts[c.trace.role] += len(c.trace.tokens)
+    return dict(counts)
 
 
 def merged(credited: Sequence[Credited], programme: Programme) -> tuple[list[Credited], np.ndarray]:

@@ -18,12 +18,12 @@ from rich.console import Console
 from mas_jax.agents import rollout
 from mas_jax.agents.setting import Run, World
 from mas_jax.config_rules import validate
-from mas_jax.evaluation import ledger, records_file, report, taxonomy
+from mas_jax.evaluation import ledger, published, records_file, report, taxonomy
 from mas_jax.evaluation.records_file import Plan
 from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import EpisodeScore, score_episode
-from mas_jax.learning import assembly
+from mas_jax.learning import assembly, cost
 from mas_jax.records import Episode
 from mas_jax.sampling.replicas import Replicas
 
@@ -144,6 +144,12 @@ def prepare_systems(
         )
         for system in under_caps(config, systems)
     }  # fmt: skip
+    sets = sorted({q.dataset for plan in plans.values() for q in plan.questions})
+    if e.published and not set(sets) & set(published.SETS):
+        raise ValueError(
+            f"evaluation.published=True, but the questions are of {sets} and published numbers of "
+            f"{published.SETS}; set it to False"
+        )
     prepared = Prepared(config, workdir, scene, engines, plans)
     for system, plan in plans.items():
         records_file.resume(prepared.path(system), plan)
@@ -211,8 +217,9 @@ def play(
     return results
 
 
-def _follow(prepared: Prepared, accelerator_s: Mapping[str, float]) -> tuple[Grid, Grid]:
-    """Where answers got lost, a column for each system; what each role of each system cost."""
+def _follow(prepared: Prepared, accelerator_s: Mapping[str, float]) -> list[Grid]:
+    """Where answers got lost, a column for each system; what each role of each system cost; what
+    training the weights cost, for each that a run of ours made."""
     chat, categories, entries = prepared.scene.chat, {}, []
     for system, plan in prepared.plans.items():
         path, questions = prepared.path(system), {q.uid: q for q in plan.questions}
@@ -224,10 +231,21 @@ def _follow(prepared: Prepared, accelerator_s: Mapping[str, float]) -> tuple[Gri
             system.name, records_file.read(path, plan), accelerator_s=accelerator_s[system.name]
         )
     num_workflows = len(plan.questions) * plan.num_runs
-    return (
+    trained = {directory: cost.of_policy(directory) for directory in
+               sorted({system.directory for system in prepared.plans})}  # fmt: skip
+    return [
         taxonomy.grid(categories, title="What became of the episodes"),
-        ledger.grid(entries, title="Cost of each role a workflow", num_workflows=num_workflows),
-    )
+        ledger.grid(
+            entries, title="Cost a workflow by role", num_workflows=num_workflows, are_parts=False
+        ),
+        *(
+            ledger.grid(
+                spent, title=f"Cost of training {directory}, sums", num_workflows=1, are_parts=True
+            )
+            for directory, spent in trained.items()
+            if spent
+        ),
+    ]
 
 
 def run(prepared: Prepared, console: Console) -> dict:
@@ -247,6 +265,8 @@ def run(prepared: Prepared, console: Console) -> dict:
     path = prepared.workdir / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n")
     more = _follow(prepared, accelerator_s)
+    if prepared.config.evaluation.published:
+        more.append(published.beside(summary))
     for name, text, one in (
         ("tables.md", report.markdown(summary), report.to_markdown),
         ("tables.tex", report.latex(summary), report.to_latex),

@@ -25,7 +25,7 @@ from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Run, Team, World
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
-from mas_jax.learning import experience, update
+from mas_jax.learning import cost, experience, update
 from mas_jax.learning.alarms import Alarms, AlarmSettings
 from mas_jax.learning.checkpoint import Checkpointer, check_config
 from mas_jax.learning.credit import credit
@@ -247,7 +247,9 @@ def _step(
             credited, programme, micro_rows=s.micro_rows // jax.process_count(),
             length=s.row_length, agree=packing.agree_max,
         )  # fmt: skip
-        values |= found | {f"batch/{k}": float(v) for k, v in dataclasses.asdict(stats).items()}
+        counts = dataclasses.asdict(stats)
+        role_tokens = counts.pop("role_tokens")
+        values |= found | {f"batch/{name}": float(x) for name, x in counts.items()}
         batch = packing.globalise(batch, stage.mesh)
     with phases("score"):
         scores = trainer.scores(state, batch, num_micro)
@@ -265,4 +267,9 @@ def _step(
             "step %d: no update, the gradient's norm is %g", step, values["update/gradient_norm"]
         )
     values |= {f"engine/{name}": float(x) for name, x in stage.sampler_counts().items()}
+    seconds = phases.seconds
+    values |= cost.of_step(
+        episodes, {role: s.updates_per_batch * n for role, n in role_tokens.items()},
+        play_s=seconds["rollout"], train_s=seconds["score"] + seconds["update"],
+    )  # fmt: skip
     return state, values | phases.metrics(time.perf_counter() - start_s, stats.num_tokens)

@@ -23,14 +23,14 @@ from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
 from mas_jax.config_rules import validate
-from mas_jax.evaluation import bootstrap
+from mas_jax.evaluation import bootstrap, ledger, report
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
-from mas_jax.learning import assembly, evaluate, loop, revision
+from mas_jax.learning import assembly, cost, evaluate, loop, revision
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.checkpoint import check_config
 from mas_jax.learning.export import save_policy
 from mas_jax.learning.objective import Forward
-from mas_jax.learning.programme import Programme, make_programme
+from mas_jax.learning.programme import TEACHER, Programme, make_programme
 from mas_jax.learning.teachers import Teacher, check_voices, voice
 from mas_jax.learning.update import OptimizerSettings
 from mas_jax.learning.workdir import only_run, write_json
@@ -39,8 +39,6 @@ from mas_jax.model.hf_config import load_config
 from mas_jax.sampling.replicas import Replicas
 
 logger = logging.getLogger(__name__)
-
-TEACHER = "teacher"  # the stage, and the name that rows give its weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +255,11 @@ def _run_stages(pipeline: Pipeline, console: Console) -> dict[str, Path]:
         done[name] = directory
         if name == TEACHER:
             certify(pipeline, directory, console)
+    if jax.process_index() == 0:
+        entries = [entry for name in done for entry in cost.of_stage(pipeline.workdir / name)]
+        title = "Cost of training, sums, without validation"
+        grid = ledger.grid(entries, title=title, num_workflows=1, are_parts=True)
+        console.print(report.to_rich(grid))
     return done
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from mas_jax.records import ROLES
 
-TEACHERS = ("teacher", "initial", "live", "ema")
+TEACHER = "teacher"  # the stage, and the name that rows give its weights
+TEACHERS = (TEACHER, "initial", "live", "ema")
 CHOICES = {
     "advantages": ("group", "distillation", "gae"),
     "correct": ("mean", "first", "majority", "any"),
