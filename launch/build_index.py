@@ -29,8 +29,10 @@ OUT = flags.DEFINE_string("out", None, "new directory of the index", required=Tr
 QUERY_PREFIX = flags.DEFINE_string("query_prefix", "", "before every query; E5: 'query: '")
 PASSAGE_PREFIX = flags.DEFINE_string("passage_prefix", "", "before every passage; E5: 'passage: '")
 MAX_TOKENS = flags.DEFINE_integer("max_tokens", 256, "tokens of a text; the rest is not read")
-DTYPE = flags.DEFINE_string("dtype", "float32", "of the encoder: float32 or bfloat16")
-BACKEND = flags.DEFINE_string("backend", "auto", "auto, scann or exact")
+DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "of the encoder")
+BACKEND = flags.DEFINE_enum(
+    "backend", "auto", ["auto", "exact", "scann"], "what the files are for; any serve 'device' too"
+)
 PIECE = flags.DEFINE_integer("piece", 16_384, "passages that are encoded and written together")
 HOST = flags.DEFINE_integer("host", 0, "number of this host")
 NUM_HOSTS = flags.DEFINE_integer("num_hosts", 1, "hosts that share the encoding")

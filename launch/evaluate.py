@@ -10,6 +10,7 @@ from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
+from mas_jax.agents import rollout
 from mas_jax.learning import assembly, evaluate
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/toy.py")
@@ -26,7 +27,10 @@ def main(argv: list[str]) -> None:
         prepared = evaluate.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
-    evaluate.run(prepared, Console())
+    try:
+        evaluate.run(prepared, Console())
+    except rollout.TooManyFailures as error:
+        raise SystemExit(f"stopped: {error}") from error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Serves a corpus over HTTP: `python launch/serve_retriever.py --corpus=FILE [--index=DIR]`.
 
-Routes: POST /retrieve and /search, GET /health and /metrics, see mas_jax/retrieval/server.py. For
-an E5 encoder: `--encoder=DIR --query_prefix="query: " --passage_prefix="passage: "`.
+Routes: POST /retrieve and /search, GET /health and /metrics, see mas_jax/retrieval/server.py. An
+index takes the encoder's flags that it was built with; of an E5: `--encoder=DIR
+--query_prefix="query: " --passage_prefix="passage: "`.
 """
 
 import logging
@@ -15,17 +16,22 @@ from absl import app, flags
 
 from mas_jax.model import packaged
 from mas_jax.retrieval import server
-from mas_jax.retrieval.corpus import open_corpus
+from mas_jax.retrieval.bm25_index import Bm25Config, Bm25Retriever
+from mas_jax.retrieval.corpus import Corpus, open_corpus
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import Encoder, IndexConfig, Retriever
 
 CORPUS = flags.DEFINE_string("corpus", None, ".jsonl or .jsonl.gz of passages", required=True)
 INDEX = flags.DEFINE_string("index", "", "directory of a built index; empty builds it in memory")
-BACKEND = flags.DEFINE_enum("backend", "auto", ["auto", "exact", "scann"], "what searches")
+BACKEND = flags.DEFINE_enum(
+    "backend", "auto", ["auto", "exact", "scann", "device", "bm25"],
+    "what searches; device: this host's accelerators; bm25: words, without an encoder or an index",
+)  # fmt: skip
 ENCODER = flags.DEFINE_string("encoder", "hashed", '"hashed", "package:minilm", or a directory')
 QUERY_PREFIX = flags.DEFINE_string("query_prefix", "", "put before every query")
 PASSAGE_PREFIX = flags.DEFINE_string("passage_prefix", "", "put before every passage")
 MAX_TOKENS = flags.DEFINE_integer("max_tokens", 256, "of a text; the rest is not encoded")
+DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "of the encoder")
 HOST = flags.DEFINE_string("host", "127.0.0.1", "0.0.0.0 serves other machines, without a password")
 PORT = flags.DEFINE_integer("port", 8000, "port to listen on", lower_bound=1, upper_bound=65535)
 
@@ -41,9 +47,27 @@ def make_encoder() -> Encoder:
     return TextEncoder(
         EncoderConfig(
             directory, query_prefix=QUERY_PREFIX.value, passage_prefix=PASSAGE_PREFIX.value,
-            max_tokens=MAX_TOKENS.value,
+            max_tokens=MAX_TOKENS.value, dtype=DTYPE.value,
         )
     )  # fmt: skip
+
+
+def make_retriever(corpus: Corpus) -> tuple[Retriever, str]:
+    """What the flags have search the corpus, and its identity. Raises: OSError, ValueError."""
+    if BACKEND.value == "bm25":
+        if INDEX.value or ENCODER.value != "hashed":
+            raise ValueError(
+                f"--backend=bm25 searches words and reads neither --index={INDEX.value} nor "
+                f"--encoder={ENCODER.value}; leave both out"
+            )
+        words = Bm25Retriever(corpus, Bm25Config())
+        return words, server.identify(corpus, words.fingerprint, words.config)
+    encoder, config = make_encoder(), IndexConfig(backend=BACKEND.value)
+    if INDEX.value:
+        retriever = Retriever.load(Path(INDEX.value), corpus, encoder, config)
+    else:
+        retriever = Retriever.build(corpus, encoder, config)
+    return retriever, server.identify(corpus, encoder.fingerprint, config)
 
 
 def bind() -> socket.socket:
@@ -63,17 +87,12 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.getLogger().setLevel(logging.INFO)
-    config = IndexConfig(backend=BACKEND.value)
     try:
         listener = bind()
-        corpus, encoder = open_corpus(Path(CORPUS.value)), make_encoder()
-        if INDEX.value:
-            retriever = Retriever.load(Path(INDEX.value), corpus, encoder, config)
-        else:
-            retriever = Retriever.build(corpus, encoder, config)
+        corpus = open_corpus(Path(CORPUS.value))
+        retriever, identity = make_retriever(corpus)
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
-    identity = server.identify(corpus, encoder.fingerprint, config)
     logging.info("serving %d passages, index %s", len(corpus), identity)
     settings = uvicorn.Config(
         server.make_app(retriever, identity),

@@ -62,9 +62,10 @@ def default_config() -> ConfigDict:
     # of one sampling engine; a host has as many engines as its devices make
     config.mesh = ConfigDict(dict(data=1, fsdp=1, tensor=1))
     config.world = ConfigDict(dict(seed=0, closed_share=0.3))  # data/world.py
-    # real questions: JSONL files, each of the dataset that it is named for, and what searches their
-    # passages: a corpus (with an index that launch/build_index.py made, or "" to make one at the
-    # start), or a server. Without test questions the toy world is played in.
+    # real questions: JSONL files, each of the dataset that it is named for, or directories that
+    # data/tfds_questions.py wrote, and what searches their passages: a corpus (with an index that
+    # launch/build_index.py made, or "" to make one at the start), or a server. Without test
+    # questions the toy world is played in.
     config.data = ConfigDict(
         dict(
             train=(), weights=(), validation=(), test=(), corpus="", index="", server="",
@@ -78,7 +79,7 @@ def default_config() -> ConfigDict:
             batch_tokens=0, dtype="float32",
         )
     )  # fmt: skip
-    config.retriever = ConfigDict(dict(backend="auto"))  # retrieval/index.py IndexConfig
+    config.retriever = ConfigDict(dict(backend="auto"))  # retrieval/index.py IndexConfig, or "bm25"
     config.engine = ConfigDict(  # sampling/device.py EngineSettings
         dict(
             context=384, buckets=(128, 256, 384), num_pages=8192, page_size=8, prefill_blocks=64,
@@ -206,11 +207,11 @@ def sft_cascade(config: ConfigDict) -> ConfigDict:
 
 def real_slices(config: ConfigDict, directory: str) -> None:
     """Real questions and their passages under MiniLM, as launch/smollm2_cpu.sh writes them: trained
-    on HotpotQA's training slice, tested on 2Wiki and HotpotQA."""
-    training = (f"{directory}/hotpotqa_train100.jsonl",)
+    on HotpotQA's training slice, validated on MuSiQue's, tested on 2Wiki and HotpotQA."""
     config.data.update(
         dict(
-            train=training, validation=training,
+            train=(f"{directory}/hotpotqa_train100.jsonl",),
+            validation=(f"{directory}/musique_train100.jsonl",),
             test=(f"{directory}/2wikimultihopqa.jsonl", f"{directory}/hotpotqa.jsonl"),
             corpus=f"{directory}/corpus.jsonl", index=f"{directory}/index",
         )

@@ -17,6 +17,7 @@ TEAMS: dict[str, tuple[str, ...]] = {  # agents/teams.py, with the roles that ac
 SPLITS = ("train", "validation", "test")
 TEMPLATES = ("toy", "qwen-instruct", "qwen3-thinking", "qwen3-not-thinking", "smollm2")
 DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py
+BACKENDS = ("auto", "exact", "scann", "device", "bm25")  # retrieval/index.py, bm25_index.py
 SAMPLERS = ("policy", "oracle")
 SCHEDULES = ("constant", "linear", "cosine")
 REMATS = ("none", "dots", "full")
@@ -38,6 +39,7 @@ def validate(config: ConfigDict) -> None:
     _check_choice("model.template", config.model.template, TEMPLATES)
     _check_choice("train.optimizer.schedule", t.optimizer.schedule, SCHEDULES)
     _check_choice("train.remat", t.remat, REMATS)
+    _check_choice("retriever.backend", config.retriever.backend, BACKENDS)
     for section, names in _COUNTS.items():
         for name in names:
             if config[section][name] < 1:
@@ -69,6 +71,15 @@ def validate(config: ConfigDict) -> None:
         _check_teacher(config, name)
 
 
+def check_no_secret(where: str, url: str) -> None:
+    """Raises: ValueError, which does not show it, for a URL that may hold a password or a token."""
+    if set(url) & set("@?#"):
+        raise ValueError(
+            f"{where} holds '@', '?' or '#', so perhaps a password, which records, logs and errors "
+            "would show; give scheme, host, port and path alone"
+        )
+
+
 def _check_choice(where: str, value: str, choices: Iterable[str]) -> None:
     choices = tuple(choices)
     if value not in choices:
@@ -98,6 +109,8 @@ def _check_directories(config: ConfigDict) -> None:
 def _check_data(config: ConfigDict) -> None:
     """Real questions have splits, and exactly one thing that searches their passages."""
     d = config.data
+    check_no_secret("data.server", d.server)
+    _check_backend(config)
     if not any((*d.train, *d.validation, *d.test, d.corpus, d.index, d.server)):
         return
     if not d.test or bool(d.corpus) == bool(d.server):
@@ -105,9 +118,32 @@ def _check_data(config: ConfigDict) -> None:
             f"data.test={d.test}, data.corpus={d.corpus!r} and data.server={d.server!r}: real "
             "questions need test files, and a corpus or a server; clear all for the toy world"
         )
+    for path in (path for split in SPLITS for path in d[split]):
+        if Path(path).is_dir() and not (Path(path) / "dataset_info.json").is_file():
+            raise ValueError(
+                f"data: {path!r} is a directory without dataset_info.json; give a JSONL file, or a "
+                "directory of ArrayRecord files that launch/prepare_data.py --format=tfds wrote"
+            )
     _check_choice("data.dialect", d.dialect, DIALECTS)
     if d.weights and len(d.weights) != len(d.train):
         raise ValueError(f"data.weights={d.weights} must be one for each of data.train={d.train}")
+
+
+def _check_backend(config: ConfigDict) -> None:
+    """A server searches as it was started to; BM25 needs a corpus and nothing made from it."""
+    d, backend = config.data, config.retriever.backend
+    if d.server and backend != "auto":
+        raise ValueError(
+            f"retriever.backend={backend!r} does not reach data.server={d.server!r}, which "
+            "searches as it was started to; leave it 'auto', or set data.corpus in place of it"
+        )
+    encoder = config.encoder.directory
+    if backend == "bm25" and (not d.corpus or d.index or encoder != "hashed"):
+        raise ValueError(
+            f"retriever.backend='bm25' with data.corpus={d.corpus!r}, data.index={d.index!r} and "
+            f"encoder.directory={encoder!r}: it searches the words of a corpus, without vectors; "
+            "set data.corpus, data.index='' and encoder.directory='hashed'"
+        )
 
 
 def _check_budgets(config: ConfigDict, team: str) -> None:

@@ -168,7 +168,8 @@ class Episode:
     reward: mean of `correct`, None after a failure of the world. num_searches: queries executed;
     failed_searches: of these, how many the retriever failed. turns_used: by Leader and Searchers.
     outcome: "answered", or what kept the policy from answering ("invalid", "no turns", "context").
-    "failure": the world failed before that was known.
+    "failure": the world failed before that was known. retrieved: id and title of each passage
+    that a search found, each once, sorted.
     """
 
     question: str
@@ -183,3 +184,4 @@ class Episode:
     turns_used: int
     outcome: str
     failure: Failure | None = None
+    retrieved: tuple[tuple[str, str], ...] = ()

@@ -64,6 +64,7 @@ def make_episode(
     failed_searches: int = 0,
     turns_used: int = 0,
     failure: Failure | None = None,
+    retrieved: tuple[tuple[str, str], ...] = (),
 ) -> Episode:
     """An episode that answered, or one that the world kept from it."""
     return Episode(
@@ -79,6 +80,7 @@ def make_episode(
         turns_used=turns_used,
         outcome="failed" if failure else "answered",
         failure=failure,
+        retrieved=retrieved,
     )
 
 
@@ -108,6 +110,7 @@ def random_episode(uid: str, rollout: int, team: str = "cascade") -> Episode:
         ),
         correct=tuple(float(rng.random() < 0.4) for _ in range(3)),
         num_searches=rng.randrange(7),
+        retrieved=tuple((f"p{i}", f"title {i}") for i in range(rng.randrange(4))),
         failed_searches=rng.randrange(2),
         turns_used=rng.randrange(12),
         failure=kind and Failure(kind, 'said "no"\n\u2028 line breaks and accents é'),

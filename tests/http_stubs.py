@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 HANG, DROP, DRIP = "hang", "drop", "drip"  # no answer; half of one; one that goes on for ever
 
@@ -57,6 +59,33 @@ async def stub(reply: Callable[[str, object], object]) -> AsyncIterator[Stub]:
         yield state
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def thread_stub(*answers: tuple[int, dict[str, str]]) -> Iterator[Stub]:
+    """A server in a thread, for a client that blocks: (status, headers) of each GET in turn, the
+    last one for all further ones."""
+    state = Stub("")
+
+    class _Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers = answers[min(len(state.asked), len(answers) - 1)]
+            state.asked.append((self.path, None))
+            self.send_response(status)
+            for name, text in {"Content-Length": "0", **headers}.items():
+                self.send_header(name, text)
+            self.end_headers()
+
+        def log_message(self, *args) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        state.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield state
+        finally:
+            server.shutdown()
 
 
 async def _send(writer: asyncio.StreamWriter, said: object) -> None:

@@ -202,21 +202,34 @@ def test_waits_double_from_the_backoff_up_to_the_longest():
     assert [api.wait_s(n, None, patient, 0.0) for n in range(1, 4)] == [0.25, 0.5, 1]
     assert api.wait_s(2, None, patient, 0.5) == 0.75
     assert api.wait_s(5000, None, patient, 1.0) == 5
+    # never less than what was asked for, and half a backoff of jitter
     assert api.wait_s(1, 3.0, patient, 0.0) == 3.0
-    assert api.wait_s(1, math.inf, patient, 0.0) == 5.0
-    assert api.wait_s(9, 0.0, patient, 1.0) == 0.0
+    assert api.wait_s(2, 5.0, patient, 1.0) == 5.5
+    assert api.wait_s(9, 0.0, patient, 1.0) == 2.5
 
 
 def test_an_endpoint_is_left_alone_for_as_long_as_it_asks(waits):
     soon = email.utils.formatdate(time.time() + 50, usegmt=True)
     replies = [failure(status, headers={"Retry-After": "7"}) for status in (429, 503)]
-    replies += [failure(429, headers={"Retry-After": value}) for value in ("3600", soon, "soon")]
+    replies += [failure(429, headers={"Retry-After": value}) for value in ("60", soon, "soon")]
     with ChatServer([*replies, answer("at last")]) as server:
         client = Client(endpoint(server, retries=5, backoff_s=0.25, max_wait_s=60.0))
         assert ask(client).text == "at last"
-    assert waits[:3] == [7.0, 7.0, 60.0]
-    assert 30 < waits[3] <= 50
+    # and up to half a backoff of 0.25, 0.5, 1, 2 more
+    assert 7 <= waits[0] <= 7.125 and 7 <= waits[1] <= 7.25 and 60 <= waits[2] <= 60.5
+    assert 30 < waits[3] <= 51
     assert 2 <= waits[4] <= 4  # the fifth backoff is 0.25 * 16, half of it by chance
+
+
+@pytest.mark.parametrize("value", ["61", "3600", "9" * 400])
+def test_who_is_sent_away_for_longer_than_the_longest_wait_fails_at_once(waits, value):
+    with ChatServer([failure(429, "quota", {"Retry-After": value}), answer()]) as server:
+        with pytest.raises(
+            WorldError, match=r"in 1 call\(s\).*quota.*above max_wait_s=60"
+        ) as error:
+            ask(Client(endpoint(server, max_wait_s=60.0)))
+        assert len(server.received) == 1
+    assert waits == [] and f"Retry-After {float(value):.6g} s" in str(error.value)
 
 
 def test_waits_are_told(waits, caplog):

@@ -1,10 +1,13 @@
 """BM25: scores against the formula, answers as the other indexes give them, quality measures."""
 
 import math
+import sys
+from dataclasses import asdict
 
 import pytest
 from shared_data import lines
 
+from mas_jax.benchmarks import retrieval_quality
 from mas_jax.data.questions import parse
 from mas_jax.evaluation.retrieval_quality import answer_rank, measure
 from mas_jax.records import Passage, Question, SearchFailure
@@ -44,6 +47,12 @@ def test_an_empty_corpus_is_an_error():
         Bm25Retriever([], Bm25Config())
 
 
+def test_without_its_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(ValueError, match=r"pip install 'mas_jax\[bm25\]'"):
+        Bm25Retriever(FOXES, Bm25Config())
+
+
 # --- quality --------------------------------------------------------------------------------------
 
 
@@ -81,7 +90,9 @@ def test_quality_by_hand():
 
 def test_a_gold_page_is_found_with_any_of_its_passages():
     by_title = Question("u", "d", "q?", ("x",), gold_titles=('"Mars"', "Dune"))
-    mars, moon = ([Passage(i, title, "") for i in ids] for title, ids in (("Mars", "ab"), ("Moon", "c")))
+    mars, moon = (
+        [Passage(i, title, "") for i in ids] for title, ids in (("Mars", "ab"), ("Moon", "c"))
+    )
     dune = Passage("d", '"Dune"', "")
     found = [[mars[0], *moon, mars[1], dune], [*mars, *moon]]
     quality = measure([by_title] * 2, found)

@@ -6,7 +6,7 @@ import json
 import socket
 
 import pytest
-from http_stubs import DRIP, DROP, HANG, stub
+from http_stubs import DRIP, DROP, HANG, stub, thread_stub
 from scripted_team import CharTokenizer, Script, make_team
 
 from mas_jax.agents import rollout
@@ -535,6 +535,74 @@ def test_a_number_of_passages_out_of_range_is_an_error(k):
 def test_settings_that_cannot_work_are_refused_at_once(url, changes, message):
     with pytest.raises(ValueError, match=message):
         RetrieverClient(url, **changes)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://user:hush@host", "http://hush@host/retrieve", "http://host/?key=hush",
+     "http://host#hush", "http://user:hu#sh@host", "user:hush@host", "http://u:hush@host:x"],
+)  # fmt: skip
+def test_a_url_with_a_secret_is_refused_and_not_shown(url):
+    with pytest.raises(ValueError, match="perhaps a password") as error:
+        RetrieverClient(url)
+    assert "hu" not in str(error.value)
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
+# --- the start ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["", "/", "/retrieve"])
+def test_a_server_says_which_index_it_serves(path):
+    with thread_stub((200, {IDENTITY_HEADER: "abc"})) as server:
+        assert RetrieverClient(server.url + path).identify() == "abc"
+    assert server.asked == [("/health", None)]
+
+
+@pytest.mark.parametrize("status", [200, 404, 405, 500])
+def test_a_server_that_names_no_index_has_none(status):
+    with thread_stub((status, {})) as server:
+        assert RetrieverClient(server.url, config=QUICK).identify() == ""
+
+
+def test_a_server_that_is_about_to_start_is_waited_for():
+    with thread_stub((503, {}), (502, {}), (200, {IDENTITY_HEADER: "abc"})) as server:
+        assert RetrieverClient(server.url, config=QUICK).identify() == "abc"
+    assert len(server.asked) == 3
+
+
+def test_a_server_that_does_not_answer_is_one_clear_error():
+    nobody = f"http://127.0.0.1:{serving.free_port()}"
+    with pytest.raises(ValueError, match=rf"{nobody} does not answer, attempt 3: .*start it"):
+        RetrieverClient(nobody, config=QUICK).identify()
+    with thread_stub((503, {})) as server, pytest.raises(ValueError, match="attempt 3: status 503"):
+        RetrieverClient(server.url, config=QUICK).identify()
+
+
+# --- what is logged -------------------------------------------------------------------------------
+
+
+def test_the_first_failure_of_each_kind_is_logged(caplog):
+    def reply(path, body):
+        (query,) = body["queries"]
+        return {"n": (400, b"no\nsuch" + b" index" * 1000), "b": {"result": 3}}.get(query[0], DROP)
+
+    async def run():
+        async with stub(reply) as server:
+            client = RetrieverClient(server.url, config=dataclasses.replace(ONCE, batch=1))
+            await client.search(["n1", "n2", "b1"], 3)
+            for _ in range(3):
+                await client.search(["n3", "b2", "x"], 3)
+            await client.close()
+            return client
+
+    client = asyncio.run(run())
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    kinds = [line.split("a search failed, ")[1].split(":")[0] for line in lines]
+    assert kinds == ["refused", "bad_response", "unreachable"]
+    assert f"{client.url}, attempt 1: status 400: no\\nsuch index" in lines[0]
+    assert max(map(len, lines)) < 600 and not any("\n" in line for line in lines)
+    assert (client.counts["failed"], client.counts["failed/refused"]) == (12, 5)
 
 
 # --- the server dies in the middle of a rollout ---------------------------------------------------

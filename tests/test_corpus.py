@@ -5,6 +5,8 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,6 +102,43 @@ def test_a_corpus_is_read_once_and_again_when_it_changed(tmp_path, caplog):
     write_corpus(path, 6)
     again = open_corpus(path)
     assert len(again) == 6 and again.fingerprint != first
+
+
+@pytest.mark.parametrize("name", ["c.jsonl.lines.json", "c.jsonl.lines.npy"])
+@pytest.mark.parametrize("left", [b"", b"half", b"[1]", None])
+def test_what_a_kill_left_of_the_places_of_lines_is_made_again(tmp_path, name, left):
+    path, cache = write_corpus(tmp_path / "c.jsonl", 5), tmp_path / "cache"
+    before = open_corpus(path, cache=cache)
+    kept = cache / name
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2] if left is None else left)
+    again = open_corpus(path, cache=cache)
+    assert (list(again), again.fingerprint) == (list(before), before.fingerprint)
+    assert kept.read_bytes() == whole
+
+
+def test_places_of_another_file_of_that_name_are_not_used(tmp_path):
+    path, cache = write_corpus(tmp_path / "c.jsonl", 6), tmp_path / "cache"
+    open_corpus(path, cache=cache)
+    longer = (cache / "c.jsonl.lines.npy").read_bytes()
+    write_corpus(path, 5)
+    open_corpus(path, cache=cache)
+    (cache / "c.jsonl.lines.npy").write_bytes(longer)  # as of a kill between the two files
+    assert len(open_corpus(path, cache=cache)) == 5
+
+
+def test_hosts_that_share_a_cache_may_open_a_corpus_at_once(tmp_path, monkeypatch):
+    path, both = write_corpus(tmp_path / "c.jsonl", 5), threading.Barrier(2)
+    save = np.save
+
+    def slow(file, array):
+        save(file, array)
+        both.wait(10)  # neither is renamed before both are written; one process id, as in containers
+
+    monkeypatch.setattr(np, "save", slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(open_corpus, [path] * 2))
+    assert [len(corpus) for corpus in found] == [5, 5]
 
 
 def test_a_packed_corpus_is_the_same_corpus(tmp_path):
@@ -203,6 +242,36 @@ def test_a_build_of_other_settings_in_progress_is_an_error_that_names_them(tmp_p
         build_all(corpus, tmp_path / "index", IndexConfig(backend="exact", max_shard=50))
     with pytest.raises(ValueError, match=r"piece: has 16, wanted 8"):
         build_all(corpus, tmp_path / "index", piece=8)
+
+
+@pytest.mark.parametrize("left", [b"", b'{"corpus": "ab', b"[]", None])
+def test_damaged_notes_of_a_build_are_written_again_where_no_piece_is(tmp_path, left):
+    corpus, building = open_corpus(write_corpus(tmp_path / "c.jsonl")), tmp_path / "index.building"
+    notes = building / "embeddings" / "embeddings.json"
+    notes.parent.mkdir(parents=True)
+    if left is not None:
+        notes.write_bytes(left)
+    assert not build_all(corpus, tmp_path / "index", share=build.Share(1, 2))
+    whole = notes.read_bytes()
+    assert json.loads(whole)["corpus"] == corpus.fingerprint
+    if left is None:
+        notes.unlink()
+    else:
+        notes.write_bytes(left)
+    with pytest.raises(ValueError, match=r"embeddings\.json is absent or damaged.*restore it"):
+        build_all(corpus, tmp_path / "index")
+    notes.write_bytes(whole)  # nothing was lost
+    assert build_all(corpus, tmp_path / "index")
+
+
+def test_a_build_for_devices_alone_is_refused(tmp_path):
+    corpus = open_corpus(write_corpus(tmp_path / "c.jsonl"))
+    with pytest.raises(ValueError, match=r"backend='device' .* build with 'exact'"):
+        build_all(corpus, tmp_path / "index", IndexConfig(backend="device"))
+    assert build_all(corpus, tmp_path / "index")
+    device = IndexConfig(backend="device", max_shard=EXACT.max_shard)
+    loaded = Retriever.load(tmp_path / "index", corpus, HashedNgrams(DIM), device)
+    assert [found[0].id for found in loaded.search_now(["word3", "word77"], 1)] == ["3", "77"]
 
 
 def test_a_vector_that_is_not_finite_stops_the_build_and_names_the_passage(tmp_path):

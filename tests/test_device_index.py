@@ -59,6 +59,17 @@ def test_bfloat16_with_spare_candidates_ranks_as_float32_does():
     same(shard(vectors, dtype=jnp.bfloat16, spare=30).search(queries, 3), expected)
 
 
+def test_shards_of_one_size_share_their_programs():
+    vectors, queries = unit((203, 16), 8), unit((2, 16), 9)
+    shard(vectors[:101]).search(queries, 3)
+    compiled = device_index._best._cache_size()
+    same(
+        shard(vectors[101:]).search(queries, 3),  # 102: both fill 13 rows a device
+        exact_index.ExactShard(vectors[101:]).search(queries, 3),
+    )
+    assert device_index._best._cache_size() == compiled
+
+
 def test_more_results_than_vectors_gives_all():
     vectors = unit((3, 16), 7)
     [(_, rows)] = shard(vectors).search(vectors[:1], 10)

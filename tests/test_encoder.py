@@ -12,9 +12,13 @@ import torch
 import transformers
 from shared_data import lines
 
+from mas_jax.benchmarks import serving
 from mas_jax.model import packaged, sharding
+from mas_jax.records import Passage
 from mas_jax.retrieval import bert
+from mas_jax.retrieval.corpus import open_corpus
 from mas_jax.retrieval.encoder import EncoderConfig, TextEncoder, e5
+from mas_jax.retrieval.index import IndexConfig, Retriever
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "red", "fox", "who", "wrote", ":",
          "query", "passage", "a", "##s", "dune", "of", "blue", "whale", "."]  # fmt: skip

@@ -62,6 +62,14 @@ def test_the_table_and_the_summary_have_the_papers_columns(evaluated):
         assert len(team["datasets"]) == 7
     for column in ("avg@2", "pass@2", "2/2", "searches"):
         assert column in done.stdout
+    assert "hierarchy less cascade, avg@2 in points" in done.stdout
+    for row in ("all, macro", "p (Holm)", "gold found", "critical", "accelerator s"):
+        assert row in done.stdout
+    for name in ("searches", "tokens"):
+        for ending in ("png", "svg"):
+            assert (workdir / f"accuracy_against_{name}.{ending}").stat().st_size > 1000
+    seconds = json.loads((workdir / "accelerator_s.json").read_text())
+    assert min(seconds["cascade"], seconds["hierarchy"]) > 0
     num_engines, num_buckets = 2, 3
     assert summary["engine"]["compilations"] <= 2 * num_buckets * num_engines
     assert 0 < summary["engine"]["shared_tokens"] < summary["engine"]["prompt_tokens"]
@@ -111,12 +119,12 @@ def test_teams_play_again_under_caps_beside_their_free_runs(evaluated, tmp_path)
     assert done.returncode == 0, done.stderr
     teams = json.loads((tmp_path / "summary.json").read_text())["teams"]
     assert list(teams) == [
-        "hierarchy", "hierarchy, at most 1 searches", "hierarchy, at most 120 tokens"
+        "hierarchy", "hierarchy, at most 1 searches", "hierarchy, ending after 120 tokens"
     ]  # fmt: skip
     assert records(tmp_path, "hierarchy") == records(free, "hierarchy")
     searches = {name: team["per_workflow"]["searches"] for name, team in teams.items()}
     assert searches["hierarchy"] > 1 >= searches["hierarchy, at most 1 searches"] > 0
-    assert searches["hierarchy, at most 120 tokens"] < searches["hierarchy"]
+    assert searches["hierarchy, ending after 120 tokens"] < searches["hierarchy"]
     for episode in records(tmp_path, "hierarchy_at_most_1_searches").values():
         assert episode["num_searches"] <= 1
 

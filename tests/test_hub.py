@@ -11,10 +11,11 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hub_server import COMMIT, jsonl, serve
+from hub_server import COMMIT, serve
+from hub_server import jsonl as jsonl_bytes
 
-from mas_jax.data import prepare
-from mas_jax.data.questions import read_jsonl
+from mas_jax.data import prepare, tfds_questions
+from mas_jax.data.questions import check_disjoint, jsonl, read_jsonl, words
 
 FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
 ROWS = [
@@ -22,8 +23,9 @@ ROWS = [
     for i in range(3)
 ]
 READ = (
-    "from mas_jax.data import hub\n"
-    "for q in hub.read_flashrag('nq', 'test'): print(q.uid, q.text, q.golden_answers[0])"
+    "from mas_jax.data import hub, questions\n"
+    "source = hub.flashrag('nq', 'test')\n"
+    "for q in questions.read(source): print(q.uid, q.text, q.golden_answers[0])"
 )
 
 
@@ -41,7 +43,7 @@ def run(code, endpoint, home, **environment):
 
 
 def test_a_set_of_flashrag_is_fetched_once_and_read_offline_after(tmp_path):
-    with serve({f"{FLASHRAG}/nq/test.jsonl": jsonl(ROWS)}) as (endpoint, seen):
+    with serve({f"{FLASHRAG}/nq/test.jsonl": jsonl_bytes(ROWS)}) as (endpoint, seen):
         first = run(READ, endpoint, tmp_path)
         assert first.stdout.splitlines() == [f"nq/test/{i} who is {i} n{i}" for i in range(3)]
         asked = len(seen)
@@ -51,7 +53,7 @@ def test_a_set_of_flashrag_is_fetched_once_and_read_offline_after(tmp_path):
 
 
 def test_the_token_comes_from_the_environment_and_reaches_no_error(tmp_path):
-    files = {f"{FLASHRAG}/nq/test.jsonl": jsonl(ROWS)}
+    files = {f"{FLASHRAG}/nq/test.jsonl": jsonl_bytes(ROWS)}
     with serve(files, token="hf_secret") as (endpoint, _):
         assert run(READ, endpoint, tmp_path / "a", HF_TOKEN="hf_secret").returncode == 0
         refused = run(READ, endpoint, tmp_path / "b", HF_TOKEN="hf_wrong")
@@ -76,30 +78,48 @@ def test_a_dead_endpoint_is_one_clear_error(tmp_path):
 
 def test_a_revision_is_asked_for(tmp_path):
     code = READ.replace("'test')", f"'test', revision='{COMMIT}')")
-    with serve({f"{FLASHRAG}/nq/test.jsonl": jsonl(ROWS)}) as (endpoint, seen):
+    with serve({f"{FLASHRAG}/nq/test.jsonl": jsonl_bytes(ROWS)}) as (endpoint, seen):
         assert run(code, endpoint, tmp_path).returncode == 0
         assert all(f"/resolve/{COMMIT}/" in path for _, path, _ in seen)
         assert run(code.replace(COMMIT, "v9"), endpoint, tmp_path).returncode == 1
 
 
 def test_search_r1s_mix_is_read_from_its_parquet_file(tmp_path):
+    files = {"PeterJinGo/nq_hotpotqa_train/train.parquet": mix(tmp_path, 5)}
+    code = (
+        "from mas_jax.data import hub, questions\n"
+        "for name in ('nq', 'hotpotqa'):\n"
+        "    source = hub.search_r1_mix(name, 'train')\n"
+        "    for q in questions.read(source): print(q.uid, q.dataset, *q.golden_answers)\n"
+        "print(source.origin)"
+    )
+    with serve(files) as (endpoint, _):
+        done = run(code, endpoint, tmp_path)
+    assert done.stdout.splitlines() == [
+        "nq/train/train_0 nq n0 m", "nq/train/train_2 nq n2 m", "nq/train/train_4 nq n4 m",
+        "hotpotqa/train/train_1 hotpotqa n1 m", "hotpotqa/train/train_3 hotpotqa n3 m",
+        str({"repository": "PeterJinGo/nq_hotpotqa_train", "revision": COMMIT,
+             "file": "train.parquet"}),
+    ], done.stderr  # fmt: skip
+
+
+def test_a_row_of_another_set_in_search_r1s_mix_is_one_clear_error(tmp_path):
+    files = {"PeterJinGo/nq_hotpotqa_train/train.parquet": mix(tmp_path, 3, ("nq", "musique"))}
+    code = "from mas_jax.data import hub\nlist(hub.search_r1_mix('nq', 'train').lines())"
+    with serve(files) as (endpoint, _):
+        done = run(code, endpoint, tmp_path)
+    assert "row 1: data_source 'musique' is not one of ('nq', 'hotpotqa')" in done.stderr
+
+
+def mix(tmp_path, count, names=("nq", "hotpotqa")):
+    """The bytes of a parquet file such as Search-R1's."""
     rows = [
         {"id": f"train_{i}", "question": f"who {i}?", "golden_answers": [f"n{i}", "m"],
-         "data_source": ("nq", "hotpotqa")[i % 2], "prompt": [{"role": "user", "content": "x"}]}
-        for i in range(5)
+         "data_source": names[i % 2], "prompt": [{"role": "user", "content": "x"}]}
+        for i in range(count)
     ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    content = (tmp_path / "train.parquet").read_bytes()
-    code = (
-        "from mas_jax.data import hub\n"
-        "for q in hub.read_search_r1_mix(): print(q.uid, q.dataset, *q.golden_answers)"
-    )
-    with serve({"PeterJinGo/nq_hotpotqa_train/train.parquet": content}) as (endpoint, _):
-        done = run(code, endpoint, tmp_path)
-    assert done.stdout.splitlines()[:2] == [
-        "nq/train/train_0 nq n0 m", "hotpotqa/train/train_1 hotpotqa n1 m"
-    ]  # fmt: skip
-    assert len(done.stdout.splitlines()) == 5
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mix.parquet")
+    return (tmp_path / "mix.parquet").read_bytes()
 
 
 # --- the training mix and the panel ---------------------------------------------------------------
@@ -118,23 +138,43 @@ def sets(name, split):
     return rows
 
 
-def test_the_panel_has_5000_questions_and_the_manifest_their_digests(tmp_path):
-    files = {
-        f"{FLASHRAG}/{name}/{split}.jsonl": jsonl(sets(name, split))
+def on_the_hub():
+    """Every file that preparing asks FlashRAG's collection for."""
+    return {
+        f"{FLASHRAG}/{name}/{split}.jsonl": jsonl_bytes(sets(name, split))
         for name, split in (*prepare.PANEL.items(), *prepare.TRAINING.items())
     }
+
+
+def run_script(endpoint, home, *arguments):
+    """The finished process of launch/prepare_data.py."""
     script = os.path.join(os.path.dirname(__file__), "..", "launch", "prepare_data.py")
-    code = f"import runpy, sys; sys.argv = ['p', '--out={tmp_path}/qa']; " + (
+    code = f"import runpy, sys; sys.argv = {['p', *arguments]}; " + (
         f"runpy.run_path({script!r}, run_name='__main__')"
     )
-    with serve(files) as (endpoint, _):
-        done = run(code, endpoint, tmp_path / "home")
-    assert "panel/bamboogle.jsonl: 125 questions" in done.stderr, done.stderr
+    return run(code, endpoint, home)
+
+
+def test_the_panel_has_5000_questions_and_the_manifest_their_digests(tmp_path):
+    with serve(on_the_hub()) as (endpoint, seen):
+        done = run_script(endpoint, tmp_path / "home", f"--out={tmp_path}/qa")
+        assert "panel/bamboogle.jsonl: 125 questions" in done.stderr, done.stderr
+        # what is there is verified, and nothing asked for again
+        asked = len(seen)
+        again = run_script(endpoint, tmp_path / "home", f"--out={tmp_path}/qa")
+        assert "qa exists: every file is as its manifest says" in again.stderr
+        assert again.returncode == 0 and len(seen) == asked
+        other = run_script(endpoint, tmp_path / "home", f"--out={tmp_path}/qa", "--validation=9")
+        assert "was prepared with {'validation': 0}, not {'validation': 9}" in other.stderr
+        assert other.returncode == 1
     manifest = prepare.verify(tmp_path / "qa")
     counts = {name: entry["questions"] for name, entry in manifest["files"].items()}
     panel = {name: n for name, n in counts.items() if name.startswith("panel/")}
     assert sum(panel.values()) == 5000
     assert sorted(panel.values()) == [125, 812, 812, 812, 813, 813, 813]
+    assert manifest["files"]["panel/musique.jsonl"]["origin"] == {
+        "repository": FLASHRAG, "revision": COMMIT, "file": "musique/dev.jsonl"
+    }  # fmt: skip
     assert any("development split serves as the test" in fact for fact in manifest["facts"])
     training = read_jsonl(tmp_path / "qa/train/nq.jsonl", dataset="nq", split="train")
     chosen = read_jsonl(tmp_path / "qa/panel/musique.jsonl", dataset="musique", split="test")
@@ -144,22 +184,79 @@ def test_the_panel_has_5000_questions_and_the_manifest_their_digests(tmp_path):
         "nq": int(in_panel), "hotpotqa": 0
     }  # fmt: skip
     assert all(q.text.endswith("?") and not q.text.endswith("??") for q in training)
+    (tmp_path / "qa/train/nq.jsonl").write_text("{}")
+    changed = run_script(endpoint, tmp_path / "home", f"--out={tmp_path}/qa")
+    assert "['train/nq.jsonl'] differ from manifest.json" in changed.stderr
+    assert changed.returncode == 1
+
+
+def test_the_same_as_array_records_with_search_r1s_mix(tmp_path):
+    files = on_the_hub() | {"PeterJinGo/nq_hotpotqa_train/train.parquet": mix(tmp_path, 20)}
+    arguments = (f"--out={tmp_path}/qa", "--format=tfds", "--mix=search-r1", "--validation=4")
+    with serve(files) as (endpoint, _):
+        done = run_script(endpoint, tmp_path / "home", *arguments)
+        again = run_script(endpoint, tmp_path / "home", *arguments)
+    assert "train/hotpotqa: 6 questions" in done.stderr, done.stderr
+    assert "qa exists: every file is as its manifest says" in again.stderr
+    manifest = prepare.verify(tmp_path / "qa")
+    assert manifest["settings"]["mix"] == "search-r1"
+    assert manifest["files"]["validation/nq"]["origin"]["file"] == "train.parquet"
+    prepare.prepare(local(tmp_path), local(tmp_path), tmp_path / "b", prepare.Settings())
+    panel = tfds_questions.read(tmp_path / "qa/panel/musique", split="dev")
+    lines = read_jsonl(tmp_path / "b/panel/musique.jsonl", dataset="musique", split="dev")
+    assert tuple(panel) == lines
+    parts = {
+        part: [
+            q for name in ("nq", "hotpotqa")
+            for q in tfds_questions.read(tmp_path / "qa" / part / name, split=part)
+        ]
+        for part in ("train", "validation")
+    }  # fmt: skip
+    assert [len(found) for found in parts.values()] == [12, 8]
+    check_disjoint(parts)
+    records = sorted((tmp_path / "qa/train/nq").glob("*.array_record*"))
+    records[0].write_bytes(records[0].read_bytes() + b"x")
+    with pytest.raises(ValueError, match=r"\['train/nq'\] differ"):
+        prepare.verify(tmp_path / "qa")
+
+
+def test_what_a_line_knows_is_kept_and_held_out_questions_are_not_trained_on(tmp_path):
+    known = {"type": "comparison", "evidences": [["a", "b", "c"]], "gold_passage_ids": ["3"]}
+
+    def _know(name, split, rows):
+        return [row | {"metadata": known | {"n": i}, "more": i} for i, row in enumerate(rows)]
+
+    fetch = local(tmp_path, _know)
+    settings = prepare.Settings(validation=100)
+    manifest = prepare.prepare(fetch, fetch, tmp_path / "a", settings)
+    [path] = {entry["origin"]["file"] for entry in manifest["files"].values()
+              if entry["questions"] == 125}  # fmt: skip
+    assert path.endswith("bamboogle-test.jsonl")
+    texts = {}
+    for part in ("train", "validation"):
+        rows = (tmp_path / "a" / part / "hotpotqa.jsonl").read_text().splitlines()
+        for row in map(json.loads, rows):
+            assert row["metadata"] == known | {"n": row["more"]}
+        texts[part] = {words(json.loads(row)["question"]) for row in rows}
+    assert (len(texts["train"]), len(texts["validation"])) == (800, 100)
+    assert not texts["train"] & texts["validation"]
 
 
 def local(tmp_path, change=lambda name, split, rows: rows):
-    """A fetch function over made-up sets."""
-    from mas_jax.data.questions import parse
+    """A fetch function over files of made-up sets."""
 
     def fetch(name, split):
-        rows = change(name, split, sets(name, split))
-        return tuple(parse(row, dataset=name, split=split) for row in rows)
+        path = tmp_path / f"{name}-{split}.jsonl"
+        path.write_bytes(jsonl_bytes(change(name, split, sets(name, split))))
+        return jsonl(path, dataset=name, split=split)
 
     return fetch
 
 
 def test_the_choice_depends_on_ids_alone(tmp_path):
-    prepare.prepare(local(tmp_path), tmp_path / "a")
-    prepare.prepare(local(tmp_path, lambda n, s, rows: rows[::-1]), tmp_path / "b")
+    turned = local(tmp_path, lambda n, s, rows: rows[::-1])
+    prepare.prepare(local(tmp_path), local(tmp_path), tmp_path / "a", prepare.Settings())
+    prepare.prepare(turned, turned, tmp_path / "b", prepare.Settings())
     for name in prepare.PANEL:
         first, second = (
             {
@@ -172,9 +269,10 @@ def test_the_choice_depends_on_ids_alone(tmp_path):
 
 
 def test_a_changed_file_is_noticed_and_nothing_is_overwritten(tmp_path):
-    prepare.prepare(local(tmp_path), tmp_path / "a")
+    fetch = local(tmp_path)
+    prepare.prepare(fetch, fetch, tmp_path / "a", prepare.Settings())
     with pytest.raises(FileExistsError, match="exists"):
-        prepare.prepare(local(tmp_path), tmp_path / "a")
+        prepare.prepare(fetch, fetch, tmp_path / "a", prepare.Settings())
     (tmp_path / "a/panel/nq.jsonl").write_text("{}")
     with pytest.raises(ValueError, match=r"\['panel/nq\.jsonl'\] differ from manifest\.json"):
         prepare.verify(tmp_path / "a")
@@ -185,7 +283,7 @@ def test_a_changed_file_is_noticed_and_nothing_is_overwritten(tmp_path):
 def test_a_set_that_is_too_small_is_an_error_and_leaves_nothing(tmp_path):
     few = local(tmp_path, lambda name, split, rows: rows[:100])
     with pytest.raises(ValueError, match="nq has 100 questions, wanted 813"):
-        prepare.prepare(few, tmp_path / "a")
+        prepare.prepare(few, few, tmp_path / "a", prepare.Settings())
     assert not (tmp_path / "a").exists()
 
 
@@ -195,11 +293,14 @@ def test_corpora_are_joined_under_ids_that_do_not_meet(tmp_path):
     for name in ("one", "two"):
         row = {
             "id": "0", "question": f"{name}?", "golden_answers": ["x"],
-            "metadata": {"gold_passage_ids": ["1"], "hops": 2},
+            "metadata": {
+                "gold_passage_ids": ["1"], "context_passage_ids": ["0", "1"], "hops": 2,
+                "evidences": [["a", "b", "c"]], "type": "comparison",
+            },
         }  # fmt: skip
         (data / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
         passages = [{"id": str(i), "contents": f"T{i}\n{name} é {i}"} for i in range(2)]
-        (data / f"{name}_corpus.jsonl").write_bytes(jsonl(passages))
+        (data / f"{name}_corpus.jsonl").write_bytes(jsonl_bytes(passages))
     prepare.join(data, ["one", "two"], tmp_path / "out")
     lines = [json.loads(x) for x in (tmp_path / "out/corpus.jsonl").read_text().splitlines()]
     assert [(x["id"], x["contents"]) for x in lines] == [
@@ -208,3 +309,7 @@ def test_corpora_are_joined_under_ids_that_do_not_meet(tmp_path):
     ]  # fmt: skip
     [question] = read_jsonl(tmp_path / "out/two.jsonl", dataset="two", split="test")
     assert question.gold_passages == ("two/1",) and question.hops == 2
+    assert json.loads((tmp_path / "out/two.jsonl").read_text())["metadata"] == {
+        "gold_passage_ids": ["two/1"], "context_passage_ids": ["two/0", "two/1"], "hops": 2,
+        "evidences": [["a", "b", "c"]], "type": "comparison",
+    }  # fmt: skip

@@ -24,6 +24,7 @@ from mas_jax.retrieval.scann_index import TreeSizes
 QA = ROOT.parent / "shared" / "data" / "qa"
 needs_scann = pytest.mark.skipif(not scann_index.is_available(), reason="no scann wheel here")
 BACKENDS = ["exact", pytest.param("scann", marks=needs_scann)]
+ALL_BACKENDS = [*BACKENDS, "device"]
 TREE = IndexConfig("scann", max_exact=100, leaves=40, leaves_to_search=12, reorder=100)
 
 
@@ -89,7 +90,7 @@ def assert_reference(shard, vectors, queries, k) -> None:
 # --- what is found --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
 def test_a_query_gets_the_nearest_passages_with_scores(backend):
     # scores with query (1, 2): 1*3 + 2*0 = 3, 1*0 + 2*2 = 4, 1*1 - 2*1 = -1
     retriever = Retriever.build(
@@ -143,7 +144,7 @@ def test_scores_that_differ_by_rounding_alone_keep_their_order(backend, monkeypa
     assert_reference(shard, vectors, query, 1000)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
 def test_a_tie_at_the_last_place_goes_to_the_earlier_passage(backend):
     vectors = np.zeros((500, 8), np.float32)
     vectors[:, 0] = 0.5
@@ -153,7 +154,7 @@ def test_a_tie_at_the_last_place_goes_to_the_earlier_passage(backend):
     assert ids(retriever.search_now([query], 5)[0]) == ["p250", "p499", "p0", "p1", "p2"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
 def test_shards_are_merged_into_the_answer_of_one(backend):
     vectors, queries = cloud(700, 16, seed=2), cloud(40, 16, seed=3)
     queries[0] = vectors[3]  # 41 equal vectors over several shards
@@ -406,6 +407,7 @@ print(asyncio.run(r.search(["a"], 1))[0][0].id, sorted(loaded))
     "config",
     [
         IndexConfig("exact", max_shard=300),
+        IndexConfig("device", max_shard=600),
         pytest.param(IndexConfig("scann", max_shard=300), marks=needs_scann),
         pytest.param(TREE, marks=needs_scann),
         pytest.param(dataclasses.replace(TREE, max_shard=400), marks=needs_scann),
@@ -468,6 +470,18 @@ def test_an_unchanged_index_is_not_stale(saved):
     directory, passages, config = saved
     retriever = Retriever.load(directory, list(passages), Listed(), config)
     assert ids(retriever.search_now(["1,0"], 1)[0]) == ["p2"]
+
+
+@pytest.mark.parametrize("built", ALL_BACKENDS)
+def test_exact_search_on_host_and_devices_reads_the_vectors_of_every_index(tmp_path, built):
+    passages = listed(cloud(100, 16, seed=12))
+    texts = [passage.text for passage in passages[:5]]
+    made = Retriever.build(passages, Listed(), IndexConfig(built))
+    made.save(tmp_path / "index")
+    expected = Retriever.build(passages, Listed(), IndexConfig("exact")).search_now(texts, 4)
+    for backend in ("exact", "device"):
+        loaded = Retriever.load(tmp_path / "index", passages, Listed(), IndexConfig(backend))
+        assert loaded.search_now(texts, 4) == expected
 
 
 def test_fields_that_run_together_make_another_corpus():

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "mas_jax"
 
 # lowest first; a module imports from strictly lower layers and from its own package
 LAYERS = [
-    {"config_rules", "records", "metrics"},
+    {"config_rules", "files", "records", "metrics"},
     {"config"},
     {"data", "model"},
     {"rewards", "retrieval"},
@@ -26,6 +26,7 @@ LAYERS = [
 JAX_FREE = [
     "config",
     "config_rules",
+    "files",
     "records",
     "metrics",
     "data",

@@ -7,8 +7,8 @@ import pytest
 from evaluation_episodes import make_episode, make_trace, random_episode
 
 from mas_jax.evaluation import ledger, report
-from mas_jax.evaluation.ledger import Entry, critical_steps, play_entries, training_entries
-from mas_jax.evaluation.statistics import cost_per_workflow, score_episode
+from mas_jax.evaluation.ledger import Entry, play_entries, training_entries
+from mas_jax.evaluation.statistics import cost_per_workflow, critical_steps, score_episode
 
 
 def hierarchy_episode():

@@ -9,7 +9,18 @@ import pytest
 from shared_data import lines, shared
 
 from mas_jax.data import tfds_questions
-from mas_jax.data.questions import BLOCK, Mixture, of_step, parse, read_jsonl, to_line, write_jsonl
+from mas_jax.data.questions import (
+    BLOCK,
+    Mixture,
+    check_disjoint,
+    jsonl,
+    of_step,
+    parse,
+    read,
+    read_jsonl,
+    rewritten,
+    write_jsonl,
+)
 from mas_jax.records import Question
 
 LINE = {"id": "dev_7", "question": " who wrote dune ", "golden_answers": ["Frank Herbert"]}
@@ -52,17 +63,13 @@ def test_a_line_by_hand():
         ({"gold_passage_ids": ["3"], "gold_complete": False}, (), ()),
         ({"gold_title_passage_ids": ["1", "2", "9"]}, (), ("A", "B")),
         ({"gold_title_passage_ids": ["1"], "gold_titles_complete": False}, (), ()),
-        ({"gold_titles": ["C", "D"]}, (), ("C", "D")),
     ],
 )
-def test_gold_is_passages_or_pages_and_nothing_if_it_is_not_known_whole(
-    metadata, passages, titles
-):
+def test_gold_is_passages_or_pages_and_nothing_if_it_is_not_known_whole(metadata, passages, titles):
     steps = [{"question": f"{i}?", "title": title} for i, title in enumerate("ABA")]
     line = LINE | {"metadata": {"question_decomposition": steps} | metadata}
     question = parse(line, dataset="nq", split="dev")
     assert (question.gold_passages, question.gold_titles) == (passages, titles)
-    assert parse(to_line(question), dataset="nq", split="dev") == question
 
 
 @pytest.mark.parametrize("answers", ["Frank Herbert", ["Frank Herbert"]])
@@ -99,58 +106,95 @@ def test_other_bad_files(tmp_path):
 
 def test_only_line_feeds_end_lines(tmp_path):
     path = tmp_path / "dev.jsonl"
-    question = Question("nq/dev/1", "nq", "a\u2028b\x85c", ("d\u2029",))
-    write_jsonl(path, [question, dataclasses.replace(question, uid="nq/dev/2")])
-    assert [q.text for q in read_jsonl(path, dataset="nq", split="dev")] == [question.text] * 2
+    line = {"question": "a\u2028b\x85c", "golden_answers": ["d\u2029"]}
+    write_jsonl(path, [{"id": "1"} | line, {"id": "2"} | line])
+    assert [q.text for q in read_jsonl(path, dataset="nq", split="dev")] == [line["question"]] * 2
 
 
 @pytest.mark.parametrize(
     "name",
     ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"],
 )
-def test_real_sets_are_read_whole_and_written_back(tmp_path, name):
-    questions = read_jsonl(shared(f"qa/{name}.jsonl"), dataset=name, split="test")
-    assert len(questions) == len(lines(f"qa/{name}.jsonl"))
+def test_real_sets_are_read_whole_and_rewritten_with_all_that_they_hold(tmp_path, name):
+    source = jsonl(shared(f"qa/{name}.jsonl"), dataset=name, split="test")
+    questions, rows = read(source), lines(f"qa/{name}.jsonl")
+    assert len(questions) == len(rows)
     assert {q.dataset for q in questions} == {name}
     again = tmp_path / f"{name}.jsonl"
-    write_jsonl(again, questions)
+    write_jsonl(again, rewritten(source, questions))
     assert read_jsonl(again, dataset=name, split="test") == questions
+    # 2Wiki's evidences and types, HotpotQA's sources: whatever is there stays
+    written = [json.loads(text) for text in again.read_text().split("\n")[:-1]]
+    assert [line["metadata"] for line in written] == [row["metadata"] for row in rows]
     if name == "musique":
         assert {q.hops for q in questions} == {2, 3, 4}
         assert all(len(q.decomposition) == q.hops for q in questions)
+
+
+def test_a_question_is_rewritten_with_all_that_its_line_holds(tmp_path):
+    known = {"type": "comparison", "evidences": [["a", "b", "c"]], "hops": 2}
+    rows = [LINE | {"id": i, "metadata": known, "source": "x"} for i in range(3)]
+    rows[0] |= {"golden_answers": " F. Herbert "}
+    write_jsonl(tmp_path / "dev.jsonl", rows)
+    source = jsonl(tmp_path / "dev.jsonl", dataset="nq", split="dev")
+    first, _, last = read(source)
+    kept = [dataclasses.replace(last, text="who wrote dune?"), first]
+    assert list(rewritten(source, kept)) == [
+        rows[0] | {"question": "who wrote dune", "golden_answers": ["F. Herbert"]},
+        rows[2] | {"question": "who wrote dune?"},
+    ]
+
+
+def test_questions_of_two_splits_in_the_same_words_are_one_clear_error():
+    one, other = pool(3, "a"), pool(2, "b")
+    check_disjoint({"train": one, "validation": other, "test": ()})
+    again = dataclasses.replace(one[1], uid="b9", text="A... 1")
+    with pytest.raises(ValueError, match=r"1 questions of data\.test stand in data\.train.*'b9'"):
+        check_disjoint({"train": one, "validation": other, "test": (again,)})
 
 
 # --- tensorflow-datasets --------------------------------------------------------------------------
 
 
 def test_a_set_of_tensorflow_datasets_gives_the_same_questions_in_the_same_order(tmp_path):
-    questions = tuple(parse(LINE | {"id": i}, dataset="nq", split="dev") for i in range(30))
-    questions += (Question("nq/dev/é", "nq", "naïve — “x”?", ("Ü", "x\u2028y")),)
-    directory = tfds_questions.write(tmp_path, "nq", {"dev": questions, "train": questions[:3]})
-    found = tfds_questions.read(directory, dataset="nq", split="dev")
+    rows = [LINE | {"id": i} for i in range(30)]
+    rows += [{"id": "é", "question": "naïve — “x”?", "golden_answers": ["Ü", "x\u2028y"]}]
+    questions = tuple(parse(row, dataset="nq", split="dev") for row in rows)
+    directory = tmp_path / "set"
+    tfds_questions.write(directory, "nq", {"dev": rows, "train": rows[:3]})
+    assert list(tmp_path.iterdir()) == [directory]
+    found = tfds_questions.read(directory, split="dev")
     assert tuple(found) == questions
     assert found[-1] == questions[-1] and list(found[2:5]) == list(questions[2:5])
-    assert len(tfds_questions.read(directory, dataset="nq", split="train")) == 3
+    assert len(tfds_questions.read(directory, split="train")) == 3
     with pytest.raises(ValueError, match=r"\['dev', 'train'\], not 'test'"):
-        tfds_questions.read(directory, dataset="nq", split="test")
+        tfds_questions.read(directory, split="test")
     with pytest.raises(FileExistsError, match="exists"):
-        tfds_questions.write(tmp_path, "nq", {"dev": questions})
+        tfds_questions.write(directory, "nq", {"dev": rows})
+    with pytest.raises(FileNotFoundError, match="holds no set"):
+        tfds_questions.read(tmp_path, split="dev")
     mixture = Mixture((found,))
     assert {mixture.at(p, seed=0).uid for p in range(31)} == {q.uid for q in questions}
+
+
+def test_the_only_split_of_a_set_serves_as_any_split(tmp_path):
+    tfds_questions.write(tmp_path / "a", "nq", {"panel": [LINE]})
+    assert tfds_questions.read(tmp_path / "a", split="test")[0].uid == "nq/test/dev_7"
 
 
 def test_reading_a_set_of_tensorflow_datasets_loads_no_tensorflow(tmp_path):
     import subprocess
     import sys
 
-    directory = tfds_questions.write(tmp_path, "nq", {"dev": pool(3, "nq/dev/")})
+    directory = tmp_path / "set"
+    tfds_questions.write(directory, "nq", {"dev": [LINE | {"id": i} for i in range(3)]})
     code = (
         "import sys; from pathlib import Path; from mas_jax.data import tfds_questions as t\n"
-        f"found = t.read(Path({str(directory)!r}), dataset='nq', split='dev')\n"
+        f"found = t.read(Path({str(directory)!r}), split='dev')\n"
         "print(len(found), found[1].text, 'tensorflow' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["3", "nq/dev/", "1?", "False"]
+    assert done.stdout.split() == ["3", "who", "wrote", "dune", "False"]
 
 
 def test_an_unknown_stock_set_is_an_error_that_names_the_known_ones():

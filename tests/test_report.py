@@ -77,7 +77,9 @@ def test_the_summary_by_hand():
         "input_tokens": 4 * 1260 / 5,
         "output_tokens": 4 * 40 / 5,
         "turns": 4 * 2 / 5,
+        "critical_steps": 4 * 2 / 5,
     }
+    assert team["gold_recall"] is None  # no question says what its gold is
     assert (team["num_episodes"], team["num_missing"], team["num_failed"]) == (5, 1, 1)
     assert team["failures"] == {"retriever": 1}
     assert team["outcomes"] == {"answered": 4}
@@ -117,9 +119,12 @@ ROWS = [
     ["team", "avg@2", "pass@2", "2/2", "searches", "input", "output"],
     ["cascade", "50.00", "75.00", "25.00", "1.00", "1,008", "32"],
     ["hierarchy", "100.00", "100.00", "100.00", "6.00", "0", "0"],
-    ["team", "all cand.", "turns", "invalid", "failed", "missing"],
-    ["cascade", "50.00", "1.60", "25.00", "1", "1"],
-    ["hierarchy", "100.00", "0.00", "0.00", "0", "0"],
+    ["team", "all cand.", "turns", "critical", "invalid"],
+    ["cascade", "50.00", "1.60", "1.60", "25.00"],
+    ["hierarchy", "100.00", "0.00", "0.00", "0.00"],
+    ["team", "gold found", "searches failed", "failed", "missing"],
+    ["cascade", "-", "20.00", "1", "1"],
+    ["hierarchy", "-", "0.00", "0", "0"],
     ["team", "nq (2)", "bamboogle (1)"],
     ["cascade", "50.00", "50.00"],
     ["hierarchy", "100.00", "100.00"],
@@ -153,7 +158,7 @@ def test_the_markdown_holds_the_same_rows():
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     rules = [row for row in found if set("".join(row)) == {"-", ":"}]
     assert [row for row in found if row not in rules] == ROWS
-    assert [len(rule) for rule in rules] == [7, 6, 3]
+    assert [len(rule) for rule in rules] == [7, 5, 5, 3]
 
 
 # --- one table, two languages ---------------------------------------------------------------------
@@ -219,7 +224,7 @@ def test_the_latex_of_a_summary_holds_the_same_rows():
     text = report.latex(report.summary(results(), k=2))
     lines = [line.removesuffix(r" \\") for line in text.split("\n") if line.endswith(r"\\")]
     assert [[cell.strip("{}") for cell in line.split(" & ")] for line in lines] == ROWS
-    assert text.count(r"\begin{table}") == 3
+    assert text.count(r"\begin{table}") == 4
     assert r"macro means in \%" in text
 
 

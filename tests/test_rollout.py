@@ -288,6 +288,23 @@ def test_a_fraction_of_zero_stops_at_the_first_failure():
         play(jobs(9), make_team("cascade"), flaky(Script(SAYS), {0}), limits)
 
 
+def test_a_retriever_that_answers_no_search_stops_the_run():
+    limits = Limits(concurrent=2, failure_frac=0.5, min_episodes=4)
+    dead = Script(SAYS, finds=lambda query: SearchFailure("timeout", "no answer in 1 s"))
+    with pytest.raises(TooManyFailures, match="4 of 4 episodes failed"):
+        play(jobs(9), make_team("cascade"), dead.world, limits)
+    # an episode that found something elsewhere, or never searched, is none of these
+    by_turns = iter([SearchFailure("timeout", "late"), [Passage("p7", "t", "x")]] * 9)
+    half = Script(WAVE, finds=lambda query: next(by_turns))
+    for episode in play(jobs(9), make_team("hierarchy"), half.world, limits):
+        assert (episode.num_searches, episode.failed_searches) == (2, 1)
+        assert episode.retrieved == (("p7", "t"),)
+    silent = Script(
+        {("searcher", 0): "<report> x</report>", ("answerer", 0): "<answer> y</answer>"}
+    )
+    assert len(play(jobs(9), make_team("cascade"), silent.world, limits)) == 9
+
+
 # --- what is not a failure of the world -----------------------------------------------------------
 
 

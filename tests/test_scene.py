@@ -1,16 +1,21 @@
 """What a config's questions and corpus become: the toy world, or files."""
 
 import json
+from pathlib import Path
 
 import pytest
+from http_stubs import thread_stub
+from shared_data import shared
 
-from mas_jax.config import default_config
+from mas_jax.config import default_config, real_slices
 from mas_jax.config_rules import validate
-from mas_jax.data.questions import write_jsonl
-from mas_jax.learning import assembly, pipeline
+from mas_jax.data import tfds_questions
+from mas_jax.data.questions import check_disjoint, read_jsonl, write_jsonl
+from mas_jax.learning import assembly, evaluate, pipeline
 from mas_jax.records import Question
+from mas_jax.retrieval.dialects import IDENTITY_HEADER
 
-QUESTIONS = [Question(f"d/test/{i}", "d", f"who is {i}?", (f"n{i}",)) for i in range(6)]
+LINES = [{"id": i, "question": f"who is {i}?", "golden_answers": [f"n{i}"]} for i in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +27,8 @@ def tokenizer():
 def files(tmp_path, monkeypatch):
     """A config of six questions in three files, and a corpus of six passages."""
     monkeypatch.setenv("MAS_JAX_CACHE", str(tmp_path / "cache"))
-    for name, questions in (("one", QUESTIONS[:2]), ("two", QUESTIONS[2:4]), ("d", QUESTIONS[4:])):
-        write_jsonl(tmp_path / f"{name}.jsonl", questions)
+    for name, lines in (("one", LINES[:2]), ("two", LINES[2:4]), ("d", LINES[4:])):
+        write_jsonl(tmp_path / f"{name}.jsonl", lines)
     rows = [{"id": str(i), "contents": f"T{i}\nword{i} is the answer n{i}"} for i in range(6)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = default_config()
@@ -57,7 +62,7 @@ def test_files_become_questions_a_mixture_and_a_searchable_corpus(files, tokeniz
 
 def test_another_question_or_passage_is_another_identity(files, tokenizer, tmp_path):
     first = assembly.make_scene(files, tokenizer).identity
-    write_jsonl(tmp_path / "d.jsonl", QUESTIONS[3:])
+    write_jsonl(tmp_path / "d.jsonl", LINES[3:])
     second = assembly.make_scene(files, tokenizer).identity
     assert second["questions"] != first["questions"] and second["corpus"] == first["corpus"]
     with (tmp_path / "corpus.jsonl").open("a") as corpus:
@@ -77,6 +82,76 @@ def test_settings_that_contradict_are_one_clear_error(files, change, message):
         validate(files)
 
 
+# --- what searches --------------------------------------------------------------------------------
+
+
+def test_a_corpus_is_searched_by_its_words_or_on_devices(files, tokenizer):
+    names = {}
+    for backend in ("bm25", "device", "exact"):
+        files.retriever.backend = backend
+        validate(files)
+        scene = assembly.make_scene(files, tokenizer)
+        [found] = scene.retriever.search_now(["word3"], 1)
+        assert found[0].id == "3"
+        names[backend] = dict(scene.identity)
+    assert set(names["bm25"]) == {"questions", "corpus", "bm25"}
+    assert names["bm25"]["bm25"].startswith("bm25s-")
+    assert names["device"] == names["exact"]  # the backend stands beside them in records
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"retriever.backend": "divice"}, "did you mean 'device'"),
+     ({"retriever.backend": "bm25", "data.index": "i"}, r"data\.index='i'.*without vectors"),
+     ({"retriever.backend": "bm25", "encoder.directory": "package:minilm"}, "'package:minilm'"),
+     ({"retriever.backend": "exact", "data.server": "http://x", "data.corpus": ""},
+      "as it was started to")],
+)  # fmt: skip
+def test_what_searches_nothing_is_one_clear_error(files, changes, message):
+    files.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message):
+        validate(files)
+
+
+def test_the_toy_world_has_no_words_of_a_corpus(files):
+    config = default_config()
+    config.retriever.backend = "bm25"
+    with pytest.raises(ValueError, match=r"data\.corpus=''.*set data\.corpus"):
+        validate(config)
+
+
+def test_records_name_the_index_and_the_dialect_of_a_server(files, tokenizer):
+    files.data.corpus = ""
+    files.data.dialect = "m-ask"
+    with thread_stub((200, {IDENTITY_HEADER: "one"}), (404, {})) as server:
+        files.data.server = server.url
+        validate(files)
+        ours, foreign = (assembly.make_scene(files, tokenizer).identity for _ in range(2))
+    assert ours["questions"] == foreign["questions"]
+    assert {key: ours[key] for key in ours if key != "questions"} == {
+        "server": server.url, "dialect": "m-ask", "index": "one",
+    }  # fmt: skip
+    assert foreign["index"] == ""
+
+
+def test_a_server_that_is_not_there_ends_the_start(files, tokenizer, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    files.data.update(dict(corpus="", server="http://127.0.0.1:9"))
+    with pytest.raises(ValueError, match="127.0.0.1:9 does not answer, attempt 5"):
+        assembly.make_scene(files, tokenizer)
+
+
+@pytest.mark.parametrize("corpus", ["", "c.jsonl"])
+@pytest.mark.parametrize("url", ["http://user:hush@host", "http://host?token=hush"])
+def test_a_servers_password_is_refused_before_anything_is_written(files, tmp_path, corpus, url):
+    files.data.update(dict(corpus=corpus, server=url))
+    for prepare in (pipeline.prepare, evaluate.prepare):
+        with pytest.raises(ValueError, match=r"^data\.server holds") as error:
+            prepare(files, tmp_path / "run")
+        assert "hush" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("absent", ["train", "validation"])
 def test_test_questions_are_never_trained_on(files, tokenizer, tmp_path, absent):
     files.data.validation = files.data.train
@@ -85,6 +160,54 @@ def test_test_questions_are_never_trained_on(files, tokenizer, tmp_path, absent)
     with pytest.raises(ValueError, match=r"test questions are never trained on"):
         pipeline.prepare(files, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("split", "other"), [("validation", "train"), ("test", "train")])
+def test_a_question_of_another_split_is_never_trained_on(files, tokenizer, tmp_path, split, other):
+    write_jsonl(tmp_path / "v.jsonl", [{"id": 9, "question": "who?", "golden_answers": ["x"]}])
+    files.data.validation = (str(tmp_path / "v.jsonl"),)
+    same = {"id": 8, "question": "Who is 3", "golden_answers": ["x"]}
+    write_jsonl(tmp_path / {"validation": "v.jsonl", "test": "d.jsonl"}[split], [same])
+    message = (
+        rf"1 questions of data\.{split} stand in data\.{other} with the same words.*'Who is 3'"
+    )
+    with pytest.raises(ValueError, match=message):
+        pipeline.prepare(files, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert len(assembly.make_scene(files, tokenizer).questions[split]) == 1  # to evaluate on
+
+
+def test_real_slices_train_validate_and_test_on_questions_of_their_own():
+    config = default_config()
+    real_slices(config, str(shared("qa")))
+    questions = {
+        split: [
+            question
+            for path in config.data[split]
+            for question in read_jsonl(Path(path), dataset=Path(path).stem, split=split)
+        ]
+        for split in ("train", "validation", "test")
+    }
+    assert all(questions.values())
+    check_disjoint(questions)
+
+
+def test_directories_of_array_records_are_the_same_scene_as_their_files(files, tokenizer, tmp_path):
+    from_files = assembly.make_scene(files, tokenizer)
+    for name, lines in (("one", LINES[:2]), ("d", LINES[4:])):
+        tfds_questions.write(tmp_path / f"{name}-records", name, {"any": lines})
+    files.data.train = (str(tmp_path / "one-records"), files.data.train[1])
+    files.data.test = (str(tmp_path / "d-records"),)
+    validate(files)
+    scene = assembly.make_scene(files, tokenizer)
+    assert scene.questions == from_files.questions and scene.identity == from_files.identity
+    assert scene.training.at(3, seed=0) == from_files.training.at(3, seed=0)
+
+
+def test_another_directory_of_questions_is_one_clear_error(files, tmp_path):
+    files.data.test = (str(tmp_path),)
+    with pytest.raises(ValueError, match=r"without dataset_info\.json.*--format=tfds"):
+        validate(files)
 
 
 def test_the_script_of_the_toy_world_plays_no_real_questions(files):
@@ -97,3 +220,23 @@ def test_an_absent_file_is_one_clear_error(files, tokenizer):
     files.data.test = ("nowhere/d.jsonl",)
     with pytest.raises(FileNotFoundError, match=r"nowhere/d\.jsonl does not exist"):
         assembly.make_scene(files, tokenizer)
+
+
+def test_questions_are_spread_over_sets_as_evenly_as_they_allow():
+    def _count(sizes, count):
+        questions = tuple(
+            Question(f"{name}{i}", name, "q", ("a",)) for name, n in sizes.items() for i in range(n)
+        )
+        chosen = assembly.spread(questions, count)
+        assert [q for q in questions if q in set(chosen)] == list(chosen)
+        return [sum(q.dataset == name for q in chosen) for name in sizes]
+
+    panel = dict(
+        nq=813, triviaqa=813, popqa=813, hotpotqa=812, musique=812, wiki=812, bamboogle=125
+    )
+    assert _count(panel, 5000) == list(panel.values())
+    assert _count(dict(a=5, b=5), 4) == [2, 2]
+    assert sorted(_count(dict(a=5, b=5), 5)) == [2, 3]
+    assert _count(dict(a=1, b=9, c=3), 9) == [1, 5, 3]
+    assert _count(dict(a=5, b=5), 99) == [5, 5]
+    assert _count(dict(a=5, b=5, c=5), 1) == [1, 1, 1]

@@ -20,6 +20,7 @@ from mas_jax.benchmarks import serving
 from mas_jax.data.world import make_world
 from mas_jax.records import Passage, SearchFailure
 from mas_jax.retrieval import dialects, server
+from mas_jax.retrieval.bm25_index import Bm25Config, Bm25Retriever
 from mas_jax.retrieval.client import ClientConfig, RetrieverClient
 from mas_jax.retrieval.corpus import open_corpus
 from mas_jax.retrieval.dialects import DIALECTS, IDENTITY_HEADER, Ask
@@ -414,17 +415,48 @@ def test_a_saved_index_is_served_until_sigterm(toy, tmp_path):
     assert health["index"] == server.identify(own.passages, HashedNgrams().fingerprint, config)
 
 
+def test_words_are_served_and_exact_search_on_devices(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    passages = [Passage(str(i), f"T{i}", f"word{i} and fox") for i in range(20)]
+    serving.write_corpus(passages, path)
+    corpus, exact = open_corpus(path), IndexConfig(backend="exact")
+    words, vectors = Bm25Retriever(corpus, Bm25Config()), HashedNgrams()
+    Retriever.build(corpus, vectors, exact).save(tmp_path / "index")
+    device = IndexConfig(backend="device")
+    found = {}
+    for backend, index, identity in (
+        ("bm25", (), server.identify(corpus, words.fingerprint, words.config)),
+        ("device", (f"--index={tmp_path / 'index'}",),
+         server.identify(corpus, vectors.fingerprint, device)),
+    ):  # fmt: skip
+        port = serving.free_port()
+        process = serving.start_server(path, port, f"--backend={backend}", *index)
+        try:
+            client = RetrieverClient(f"http://127.0.0.1:{port}")
+            assert client.identify() == identity
+            found[backend] = asyncio.run(client.search(["word7", "fox of word12"], 2))
+        finally:
+            process.kill()
+            process.wait()
+    assert found["bm25"] == words.search_now(["word7", "fox of word12"], 2)
+    assert found["device"] == Retriever.build(corpus, vectors, exact).search_now(
+        ["word7", "fox of word12"], 2
+    )
+
+
 def test_what_cannot_be_served_ends_the_command_with_one_line(toy, tmp_path):
     port = f"--port={serving.free_port()}"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for corpus, flag, message in (
             (tmp_path / "none.jsonl", port, "none.jsonl does not exist"),
             (toy[1], f"--index={tmp_path}", "no index in"),
+            (toy[1], "--backend=bm25 --index=i", "leave both out"),
+            (toy[1], "--backend=bm25 --encoder=package:minilm", "leave both out"),
             (toy[1], f"--port={taken.getsockname()[1]}", "cannot listen on 127.0.0.1 port"),
         ):
             command = [sys.executable, "launch/serve_retriever.py", f"--corpus={corpus}"]
             done = subprocess.run(
-                [*command, port, flag], cwd=ROOT, capture_output=True, text=True,
+                [*command, port, *flag.split()], cwd=ROOT, capture_output=True, text=True,
                 env={"PYTHONPATH": str(ROOT)},
             )  # fmt: skip
             assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -24,6 +24,15 @@ from mas_jax.evaluation.significance import (
 # --- several sets ---------------------------------------------------------------------------------
 
 
+def test_over_all_is_one_test_of_the_macro_average():
+    rng = np.random.default_rng(5)
+    first = {name: rng.random(40) for name in ("a", "b")}
+    second = {name: values - 0.1 for name, values in first.items()}
+    found = significance.over_all(first, second)
+    assert found.interval.difference == pytest.approx(0.1)
+    assert found.interval.low == pytest.approx(0.1) and found.p_value == found.adjusted < 0.001
+
+
 def test_holm_by_hand():
     # sorted .01 .02 .04 times 3 2 1: .03 .04 .04
     np.testing.assert_allclose(holm([0.04, 0.01, 0.02]), [0.04, 0.03, 0.04])
@@ -175,7 +184,7 @@ def test_seeds_that_disagree_support_nothing_although_each_is_certain():
     assert supported(compare_seeds([make_seed(rng, 0.1, 0.005) for _ in range(3)]))
 
 
-def test_seeds_on_other_questions_are_an_error():
+def test_seeds_on_other_sets_or_numbers_of_questions_are_an_error():
     rng = np.random.default_rng(7)
     one, other = make_seed(rng, 0.1, 0.0), make_seed(rng, 0.1, 0.0)
     fewer = tuple({"a": system["a"]} for system in other)

@@ -185,6 +185,24 @@ def test_equal_prompts_of_two_agents_are_two_requests():
     assert statistics.count_input_tokens(searchers) == 20
 
 
+def test_gold_recall_by_hand():
+    plan = make_plan({"a": 3}, num_runs=1)
+    passages = replace(plan.questions[0], gold_passages=("p1", "p2"))
+    pages = replace(plan.questions[1], gold_passages=("p1",), gold_titles=("Ada", '"Bob"'))
+    found = (("p1", "Ada"), ("p9", "Bob"))
+    assert statistics.gold_recall(passages, found) == 0.5
+    assert statistics.gold_recall(pages, found) == 1.0
+    assert statistics.gold_recall(plan.questions[2], found) is None
+    plan = replace(plan, questions=(passages, pages, plan.questions[2]))
+    scores = [
+        score_episode(make_episode("a0", 0, retrieved=found)),
+        score_episode(make_episode("a1", 0, retrieved=found[:1])),
+        score_episode(make_episode("a2", 0, retrieved=found)),
+    ]
+    assert statistics.mean_gold_recall(plan, scores) == (0.5 + 0.5) / 2
+    assert statistics.mean_gold_recall(plan, scores[2:]) is None
+
+
 def test_cost_is_a_mean_over_the_recorded_episodes():
     trace = make_trace("searcher", [(10, 4, "search"), (6, 3, "invalid")])
     failure = Failure(FailureKind.RETRIEVER, "down")
@@ -200,5 +218,6 @@ def test_cost_is_a_mean_over_the_recorded_episodes():
         "input_tokens": 15.0,
         "output_tokens": 3.5,
         "turns": 3.5,
+        "critical_steps": 1.0,
     }
     assert statistics.invalid_action_frac(scores) == 0.5

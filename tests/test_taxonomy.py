@@ -62,8 +62,8 @@ def hierarchy(reported, selected, answered):
     }
 
 
-def judge(episode, team, *, question=QUESTION, passages=None):
-    return categorise(episode, question, chat=team.chat, passages=passages or {})
+def judge(episode, team, *, question=QUESTION):
+    return categorise(episode, question, chat=team.chat)
 
 
 # --- the chain ------------------------------------------------------------------------------------
@@ -254,18 +254,21 @@ def test_gold_passages_decide_what_was_retrieved():
     team = make_team("cascade")
     episode = play(team, cascade("nobody", "bob"), found=FOUND)
     gold = replace(QUESTION, gold_passages=("p1",))
-    assert judge(episode, team, question=gold, passages=ALICE) == Category.NOT_REPORTED
+    assert judge(episode, team, question=gold) == Category.NOT_REPORTED
     both = replace(QUESTION, gold_passages=("p1", "p2"))
-    assert judge(episode, team, question=both, passages=ALICE) == Category.NOT_RETRIEVED
-    # without all of their texts the golden answer decides
-    only = {"p1": FOUND[0]}
-    assert judge(episode, team, question=both, passages=only) == Category.NOT_REPORTED
+    assert judge(episode, team, question=both) == Category.NOT_RETRIEVED
+    # of a gold page any passage will do
+    page = replace(QUESTION, gold_titles=("thing",))
+    assert judge(episode, team, question=page) == Category.NOT_REPORTED
+    assert judge(episode, team, question=replace(page, gold_titles=("thing", "other"))) == (
+        Category.NOT_RETRIEVED
+    )
     # they are also evidence where the answer is not
     yes = replace(YES, gold_passages=("p2",))
     episode = play(team, cascade("nobody", "no"), found=FOUND, question=yes)
-    assert judge(episode, team, question=yes, passages=ALICE) == Category.NOT_RETRIEVED
+    assert judge(episode, team, question=yes) == Category.NOT_RETRIEVED
     episode = play(team, cascade("nobody", "no"), found=LOST, question=yes)
-    assert judge(episode, team, question=yes, passages=ALICE) == Category.UNDECIDED
+    assert judge(episode, team, question=yes) == Category.UNDECIDED
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -332,13 +335,12 @@ def make_scene() -> assembly.Scene:
 def toy_categories(team, flaws, *, with_gold):
     scene = make_scene()
     questions = {q.uid: q for q in scene.questions["test"]}
-    passages = {p.id: p for p in scene.world.passages} if with_gold else {}
+    if not with_gold:
+        questions = {uid: replace(q, gold_passages=()) for uid, q in questions.items()}
     episodes = scripted_episodes(
         default_config(), team, scene, split="test", count=70, runs=1, flaws=flaws
     )
-    return [
-        categorise(e, questions[e.question], chat=scene.chat, passages=passages) for e in episodes
-    ]
+    return [categorise(e, questions[e.question], chat=scene.chat) for e in episodes]
 
 
 @pytest.mark.parametrize("team", ["cascade", "hierarchy", "single"])

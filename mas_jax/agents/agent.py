@@ -52,6 +52,7 @@ class Play:
         self.tokens_used = 0
         self.num_searches = 0
         self.failed_searches = 0
+        self.retrieved: set[tuple[str, str]] = set()  # id and title of what searches found
 
     @property
     def turns_left(self) -> int:
@@ -97,6 +98,7 @@ class Play:
         if isinstance(found, SearchFailure):
             self.failed_searches += 1
             return Message(prompts.search_failed, {"kind": found.kind})
+        self.retrieved.update((passage.id, passage.title) for passage in found)
         if not found:
             return Message(prompts.no_passages)
         items = tuple(

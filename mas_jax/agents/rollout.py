@@ -28,7 +28,8 @@ from mas_jax.records import (
 @dataclass(frozen=True)
 class Limits:
     """concurrent: episodes in progress at once. The run stops once more than failure_frac of its
-    finished episodes failed, of which there must be at least min_episodes."""
+    finished episodes failed, or had no search that did not, of which there must be at least
+    min_episodes."""
 
     concurrent: int
     failure_frac: float
@@ -69,7 +70,7 @@ async def play(
                 num_working -= 1
                 continue
             num_episodes += 1
-            failures += [] if item.failure is None else [item.failure]
+            failures += [] if (failure := _failure(item)) is None else [failure]
             yield item
             if num_episodes >= limits.min_episodes:
                 _stop_above(limits.failure_frac, failures, num_episodes)
@@ -106,7 +107,15 @@ async def play_episode(
         turns_used=state.turns_used,
         outcome=outcome,
         failure=failure,
+        retrieved=tuple(sorted(state.retrieved)),
     )
+
+
+def _failure(episode: Episode) -> Failure | None:
+    """What the world failed in an episode; also where it ended and every search of it failed."""
+    if episode.failure is None and 0 < episode.num_searches == episode.failed_searches:
+        return Failure(FailureKind.RETRIEVER, "every search of an episode failed")
+    return episode.failure
 
 
 def _stop_above(failure_frac: float, failures: Sequence[Failure], num_episodes: int) -> None:

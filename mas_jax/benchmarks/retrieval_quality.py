@@ -84,7 +84,8 @@ def markdown(record: dict) -> str:
     """The results as the README shows them."""
     depths = "/".join(map(str, DEPTHS))
     lines = [
-        f"| set | questions / passages | retriever | has-answer@{depths} | gold recall@{depths} (questions) |",
+        f"| set | questions / passages | retriever | has-answer@{depths} "
+        f"| gold recall@{depths} (questions) |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name, entry in record["sets"].items():

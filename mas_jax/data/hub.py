@@ -1,18 +1,19 @@
-"""Files of public datasets from the Hugging Face hub, and how each becomes questions.
+"""Files of public datasets from the Hugging Face hub, and how each becomes lines of questions.
 
 The hub's own client does the work, so HF_ENDPOINT, HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and proxies
 mean here what they mean everywhere. Must not know: training, evaluation.
 """
 
-import json
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from mas_jax.data.questions import parse, read_jsonl
-from mas_jax.records import Question
+from mas_jax.data.questions import Source, jsonl
 
 FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"  # DATASET/SPLIT.jsonl
 SEARCH_R1_MIX = "PeterJinGo/nq_hotpotqa_train"  # train.parquet: Search-R1's own training mix
+SEARCH_R1_SETS = ("nq", "hotpotqa")
+_KEPT = ("id", "question", "golden_answers")
 
 
 def fetch(repository: str, file: str, *, revision: str | None = None) -> Path:
@@ -38,37 +39,39 @@ def fetch(repository: str, file: str, *, revision: str | None = None) -> Path:
         ) from error
 
 
-def read_flashrag(dataset: str, split: str, *, revision: str | None = None) -> tuple[Question, ...]:
-    """A set of FlashRAG's collection, such as ("hotpotqa", "dev").
+def _origin(path: Path, repository: str, file: str) -> dict[str, str]:
+    """What a manifest says of a fetched file; in the hub's cache it lies under its commit."""
+    parts = path.parts
+    return {"repository": repository, "revision": parts[parts.index("snapshots") + 1], "file": file}
 
-    Raises: as `fetch` and `questions.read_jsonl`.
+
+def flashrag(dataset: str, split: str, *, revision: str | None = None) -> Source:
+    """A set of FlashRAG's collection, such as ("hotpotqa", "dev"). Raises: as `fetch`."""
+    file = f"{dataset}/{split}.jsonl"
+    path = fetch(FLASHRAG, file, revision=revision)
+    return jsonl(path, dataset=dataset, split=split, origin=_origin(path, FLASHRAG, file))
+
+
+def search_r1_mix(dataset: str, split: str, *, revision: str | None = None) -> Source:
+    """What Search-R1's own mix has of one of its sets: of the prompts and rewards in its rows
+    nothing is kept, nor of the metadata, which is FlashRAG's.
+
+    Raises: as `fetch`; reading it, ValueError that names a row of no set or of another one.
     """
-    path = fetch(FLASHRAG, f"{dataset}/{split}.jsonl", revision=revision)
-    return read_jsonl(path, dataset=dataset, split=split)
+    file = f"{split}.parquet"
+    path = fetch(SEARCH_R1_MIX, file, revision=revision)
 
+    def _lines() -> Iterator[tuple[str, dict]]:
+        import pyarrow.parquet
 
-def _rows(path: Path) -> Iterator[dict]:
-    import pyarrow.parquet
+        rows = pyarrow.parquet.ParquetFile(path).iter_batches(columns=[*_KEPT, "data_source"])
+        for number, row in enumerate(itertools.chain.from_iterable(r.to_pylist() for r in rows)):
+            if row["data_source"] not in SEARCH_R1_SETS:
+                raise ValueError(
+                    f"{path}: row {number}: data_source {row['data_source']!r} is not one of "
+                    f"{SEARCH_R1_SETS}"
+                )
+            if row["data_source"] == dataset:
+                yield f"{path}: row {number}", {field: row[field] for field in _KEPT}
 
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=4096):
-        yield from batch.to_pylist()
-
-
-def read_search_r1_mix(
-    split: str = "train", *, revision: str | None = None
-) -> tuple[Question, ...]:
-    """Search-R1's mix of NQ and HotpotQA, whose rows name the set they are from.
-
-    Raises: as `fetch`; ValueError that names the row that is not a question.
-    """
-    path = fetch(SEARCH_R1_MIX, f"{split}.parquet", revision=revision)
-    found = []
-    for number, row in enumerate(_rows(path)):
-        dataset = row.get("data_source")
-        if not isinstance(dataset, str):
-            raise ValueError(f"{path}: row {number}: no data_source in {json.dumps(sorted(row))}")
-        try:
-            found.append(parse(row | {"metadata": None}, dataset=dataset, split=split))
-        except ValueError as error:
-            raise ValueError(f"{path}: row {number}: not a question ({error})") from error
-    return tuple(found)
+    return Source(dataset, split, _lines, _origin(path, SEARCH_R1_MIX, file))

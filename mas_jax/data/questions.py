@@ -8,7 +8,7 @@ import bisect
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def parse(line: Mapping, *, dataset: str, split: str) -> Question:
     steps = metadata.get("question_decomposition") or ()
     gold_passages, gold_titles = _gold(metadata)
     return Question(
-        uid=f"{dataset}/{split}/{line['id']}",
+        uid=_uid(line, dataset=dataset, split=split),
         dataset=dataset,
         text=text,
         golden_answers=answers,
@@ -49,6 +49,10 @@ def parse(line: Mapping, *, dataset: str, split: str) -> Question:
         gold_passages=gold_passages,
         gold_titles=gold_titles,
     )
+
+
+def _uid(line: Mapping, *, dataset: str, split: str) -> str:
+    return f"{dataset}/{split}/{line['id']}"
 
 
 def _gold(metadata: Mapping) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -60,58 +64,112 @@ def _gold(metadata: Mapping) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if metadata.get("gold_passage_ids"):
         complete = metadata.get("gold_complete", True)
         return tuple(map(str, metadata["gold_passage_ids"] if complete else ())), ()
-    titles = metadata.get("gold_titles") or ()
-    if metadata.get("gold_title_passage_ids") and metadata.get("gold_titles_complete", True):
-        titles = [step.get("title") for step in metadata.get("question_decomposition") or ()]
+    if not (metadata.get("gold_title_passage_ids") and metadata.get("gold_titles_complete", True)):
+        return (), ()
+    titles = [step.get("title") for step in metadata.get("question_decomposition") or ()]
     return (), tuple(dict.fromkeys(titles)) if all(titles) else ()
 
 
-def to_line(question: Question) -> dict:
-    """The line that `parse` reads as this question."""
-    metadata = {
-        "hops": question.hops,
-        "question_decomposition": [{"question": text} for text in question.decomposition],
-        "gold_passage_ids": list(question.gold_passages),
-        "gold_titles": list(question.gold_titles),
-    }
-    return {
-        "id": question.uid.split("/", 2)[2],
-        "question": question.text,
-        "golden_answers": list(question.golden_answers),
-        "metadata": {key: value for key, value in metadata.items() if value},
-    }
+@dataclass(frozen=True)
+class Source:
+    """A set of questions as it was published, in lines that `parse` reads.
 
-
-def read_jsonl(path: Path, *, dataset: str, split: str) -> tuple[Question, ...]:
-    """The questions of a JSONL file in order; lines end with "\\n" alone.
-
-    Raises: FileNotFoundError; ValueError that names the line, for one that `parse` refuses, for
-    two of one id, and for a file without questions.
+    lines: reads them from the start at each call, each with its place, such as "dev.jsonl:3".
+    origin: where they are from, for a manifest: "file" and what else tells which one.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; launch/prepare_data.py writes such files")
+
+    dataset: str
+    split: str
+    lines: Callable[[], Iterator[tuple[str, dict]]]
+    origin: Mapping[str, str]
+
+
+def read(source: Source) -> tuple[Question, ...]:
+    """The questions of a source, in order.
+
+    Raises: ValueError that names the place of a line that `parse` refuses and of the second of two
+    of one id, and for a source without questions; whatever its `lines` raise.
+    """
     found: dict[str, Question] = {}
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for number, text in enumerate(file, start=1):
-            if not text.strip():
-                continue
-            try:
-                question = parse(json.loads(text), dataset=dataset, split=split)
-            except (ValueError, AttributeError, TypeError, KeyError) as error:
-                raise ValueError(f"{path}:{number}: not a question ({error})") from error
-            if question.uid in found:
-                raise ValueError(f"{path}:{number}: a second question of id {question.uid!r}")
-            found[question.uid] = question
+    for place, line in source.lines():
+        try:
+            question = parse(line, dataset=source.dataset, split=source.split)
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            raise ValueError(f"{place}: not a question ({error})") from error
+        if question.uid in found:
+            raise ValueError(f"{place}: a second question of id {question.uid!r}")
+        found[question.uid] = question
     if not found:
-        raise ValueError(f"{path} holds no question")
+        raise ValueError(f"{source.origin['file']} holds no question of {source.dataset}")
     return tuple(found.values())
 
 
-def write_jsonl(path: Path, questions: Iterable[Question]) -> None:
-    """Writes lines that `read_jsonl` reads back, in order."""
+def rewritten(source: Source, questions: Iterable[Question]) -> Iterator[dict]:
+    """The lines of those questions of a source, in its order, each with its question's text and
+    answers; all else that a line holds stays, whether `Question` has a place for it or not."""
+    kept = {question.uid: question for question in questions}
+    for _, line in source.lines():
+        question = kept.get(_uid(line, dataset=source.dataset, split=source.split))
+        if question is not None:
+            answers = list(question.golden_answers)
+            yield line | {"question": question.text, "golden_answers": answers}
+
+
+def jsonl(
+    path: Path, *, dataset: str, split: str, origin: Mapping[str, str] | None = None
+) -> Source:
+    """A JSONL file as a source; lines end with "\\n" alone. Its origin is its path if not given.
+
+    Reading it raises FileNotFoundError, and ValueError for what is not JSON.
+    """
+
+    def _lines() -> Iterator[tuple[str, dict]]:
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} does not exist; launch/prepare_data.py writes such files"
+            )
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for number, text in enumerate(file, start=1):
+                if not text.strip():
+                    continue
+                try:
+                    line = json.loads(text)
+                except ValueError as error:
+                    raise ValueError(f"{path}:{number}: not a question ({error})") from error
+                yield f"{path}:{number}", line
+
+    return Source(dataset, split, _lines, {"file": str(path)} if origin is None else origin)
+
+
+def read_jsonl(path: Path, *, dataset: str, split: str) -> tuple[Question, ...]:
+    """The questions of a JSONL file, in order. Raises: as `jsonl` and `read`."""
+    return read(jsonl(path, dataset=dataset, split=split))
+
+
+def write_jsonl(path: Path, lines: Iterable[Mapping]) -> None:
+    """Writes lines, such as those of `rewritten`, in order."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for question in questions:
-            file.write(json.dumps(to_line(question), ensure_ascii=False) + "\n")
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def words(text: str) -> str:
+    """What is asked, whatever the letters' case and the signs between words."""
+    return " ".join("".join(c if c.isalnum() else " " for c in text.casefold()).split())
+
+
+def check_disjoint(questions: Mapping[str, Sequence[Question]]) -> None:
+    """Raises: ValueError naming the first two of questions, by split, that ask the same words in
+    two splits, and how many there are."""
+    for (one, first), (other, second) in itertools.combinations(questions.items(), 2):
+        asked = {words(q.text): q for q in first}
+        same = [(asked[words(q.text)], q) for q in second if words(q.text) in asked]
+        if same:
+            raise ValueError(
+                f"{len(same)} questions of data.{other} stand in data.{one} with the same words, "
+                f"the first as {same[0][1].uid!r} and {same[0][0].uid!r}: {same[0][1].text!r}; "
+                "give each split questions of its own, remove them from one"
+            )
 
 
 @functools.lru_cache(maxsize=8)

@@ -5,25 +5,26 @@ pod reads its questions as it reads any other data. Must not know: training, eva
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
 import tensorflow_datasets as tfds
 
-from mas_jax.data.questions import parse, to_line
+from mas_jax.data.questions import parse
 from mas_jax.records import Question
 
 NAME = "mas_jax_questions"
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A set of questions, one split a key; a line of `questions.to_line` is the record's text."""
+    """A set of questions, one split a key; a line that `questions.parse` reads is a record."""
 
     name = NAME
     VERSION = tfds.core.Version("1.0.0")
 
-    def __init__(self, splits: Mapping[str, Sequence[Question]], **settings: Any) -> None:
+    def __init__(self, splits: Mapping[str, Iterable[Mapping]], **settings: Any) -> None:
         self._splits = splits
         super().__init__(**settings)
 
@@ -32,11 +33,11 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
 
     def _split_generators(self, download_manager: Any) -> dict:
-        return {split: self._generate_examples(found) for split, found in self._splits.items()}
+        return {split: self._generate_examples(lines) for split, lines in self._splits.items()}
 
-    def _generate_examples(self, questions: Sequence[Question]):
-        for index, question in enumerate(questions):
-            yield index, {"line": json.dumps(to_line(question), ensure_ascii=False)}
+    def _generate_examples(self, lines: Iterable[Mapping]):
+        for index, line in enumerate(lines):
+            yield index, {"line": json.dumps(line, ensure_ascii=False)}
 
 
 class TfdsQuestions(Sequence[Question]):
@@ -59,36 +60,40 @@ class TfdsQuestions(Sequence[Question]):
         return self._read(index, self._source[index])
 
 
-def write(data_dir: Path, dataset: str, splits: Mapping[str, Sequence[Question]]) -> Path:
-    """Writes a set as ArrayRecord under data_dir; the directory that `read` wants.
+def write(directory: Path, dataset: str, splits: Mapping[str, Iterable[Mapping]]) -> None:
+    """Writes the lines of a set's splits, in order, as ArrayRecord files of a new directory.
 
-    The order is that of the sequences. Raises: FileExistsError if the set is there already.
+    The directory appears when it is complete. Raises: FileExistsError if there is one.
     """
-    config = tfds.core.BuilderConfig(name=dataset)
-    builder = _Builder(splits, data_dir=str(data_dir), config=config, file_format="array_record")
-    directory = Path(builder.data_dir)
     if directory.exists():
         raise FileExistsError(f"{directory} exists; remove it or write the set elsewhere")
+    partial = directory.with_name(f"{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    config = tfds.core.BuilderConfig(name=dataset)
+    builder = _Builder(splits, data_dir=str(partial), config=config, file_format="array_record")
     tfds.disable_progress_bar()
     builder.download_and_prepare()
-    return directory
+    Path(builder.data_dir).rename(directory)
+    shutil.rmtree(partial)
 
 
-def read(directory: Path, *, dataset: str, split: str) -> TfdsQuestions:
-    """A split of a set that `write` wrote.
+def read(directory: Path, *, split: str) -> TfdsQuestions:
+    """A split of a set that `write` wrote; of its only split, whatever it is called.
 
     Raises: FileNotFoundError if there is none; ValueError for a split that it does not have.
     """
     if not (directory / "dataset_info.json").is_file():
         raise FileNotFoundError(f"{directory} holds no set of tensorflow-datasets; write one first")
     builder = tfds.builder_from_directory(str(directory))
-    if split not in builder.info.splits:
-        raise ValueError(f"{directory} has splits {sorted(builder.info.splits)}, not {split!r}")
+    splits, dataset = sorted(builder.info.splits), builder.info.config_name
+    name = splits[0] if len(splits) == 1 else split
+    if name not in splits:
+        raise ValueError(f"{directory} has splits {splits}, not {split!r}")
 
     def _read(index: int, record: dict) -> Question:
         return parse(json.loads(_text(record["line"])), dataset=dataset, split=split)
 
-    return TfdsQuestions(builder.as_data_source(split=split), _read)
+    return TfdsQuestions(builder.as_data_source(split=name), _read)
 
 
 STOCK = {

@@ -15,7 +15,7 @@ import numpy as np
 from mas_jax.data.world_facts import CLOSED, SPLITS, draw_parts
 from mas_jax.data.world_passages import make_passages
 from mas_jax.data.world_questions import CLOSED_KINDS, make_questions
-from mas_jax.records import Passage, Question
+from mas_jax.records import Passage, Question, question_fields
 
 
 @dataclass(frozen=True)

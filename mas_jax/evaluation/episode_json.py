@@ -39,6 +39,7 @@ def from_json(value: dict) -> Episode:
             "traces": tuple(_trace_from_json(trace) for trace in value["traces"]),
             "predictions": tuple(value["predictions"]),
             "correct": tuple(value["correct"]),
+            "retrieved": tuple(map(tuple, value.get("retrieved", ()))),
             "failure": failure and Failure(FailureKind(failure["kind"]), failure["message"]),
         }
     )

@@ -1,4 +1,4 @@
-"""What a system cost, by stage and role: searches, tokens, accelerator-seconds; critical steps.
+"""What a system cost, by stage and role: searches, tokens, accelerator-seconds.
 
 Stages are names such as "teacher", "student" and "evaluation": the cost of a student holds its
 teacher's, so pass the entries of both to `total`. Must not know: how time was measured, prices.
@@ -101,24 +101,6 @@ def by_stage(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 def total(entries: Iterable[Entry]) -> Entry:
     """The sum over stages and roles."""
     return _sum(tuple(entries), _ALL, _ALL)
-
-
-def critical_steps(episode: Episode) -> int:
-    """Turns that had to wait for each other: the Leader's, and of each wave its longest Searcher's.
-
-    A lone Searcher's turns all count. As in `turns_used`, invalid turns count and the Answerer's
-    candidates, which are drawn at once, do not.
-    Source: Kimi K2.5, arXiv 2602.02276: sum over stages of S_main + max_i S_sub,i.
-    """
-    turns: Counter[str] = Counter()
-    for trace in episode.traces:
-        if trace.role != "answerer":
-            turns[trace.path] += len(trace.turns)
-    longest: dict[str, int] = {}
-    for path, number in turns.items():
-        wave = path.rpartition(".s")[0] or path  # leader/w1 of leader/w1.s2
-        longest[wave] = max(longest.get(wave, 0), number)
-    return sum(longest.values())
 
 
 def grid(entries: Sequence[Entry], *, title: str, num_workflows: int, are_parts: bool) -> Grid:

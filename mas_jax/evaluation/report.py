@@ -180,6 +180,7 @@ def _team_summary(plan: Plan, scores: Sequence[EpisodeScore], k: int) -> dict:
         },
         "datasets": datasets,
         "per_workflow": statistics.cost_per_workflow(scores),
+        "gold_recall": statistics.mean_gold_recall(plan, scores),
         "num_episodes": len(scores),
         "num_missing": num_planned - len(scores),
         "num_failed": failures.total(),
@@ -201,9 +202,14 @@ def _grids(value: Mapping) -> tuple[Grid, ...]:
             tuple((name, *_paper_cells(team)) for name, team in teams.items()),
         ),
         Grid(
-            f"avg@{n} of all candidates, turns, invalid actions in %, episodes the world failed",
-            ("team", "all cand.", "turns", "invalid", "failed", "missing"),
+            f"avg@{n} of all candidates, turns, critical steps, invalid actions in %",
+            ("team", "all cand.", "turns", "critical", "invalid"),
             tuple((name, *_behaviour_cells(team)) for name, team in teams.items()),
+        ),
+        Grid(
+            "Gold passages found and searches failed in %, episodes the world failed",
+            ("team", "gold found", "searches failed", "failed", "missing"),
+            tuple((name, *_world_cells(team)) for name, team in teams.items()),
         ),
         Grid(
             f"avg@{n} of each dataset (its number of questions) in %",
@@ -230,7 +236,16 @@ def _behaviour_cells(team: Mapping) -> tuple[str, ...]:
     return (
         _percent(team["macro"]["candidates_mean"]),
         f"{team['per_workflow']['turns']:.2f}",
+        f"{team['per_workflow']['critical_steps']:.2f}",
         _percent(team["invalid_action_frac"]),
+    )
+
+
+def _world_cells(team: Mapping) -> tuple[str, ...]:
+    cost, recall = team["per_workflow"], team["gold_recall"]
+    return (
+        "-" if recall is None else _percent(recall),
+        _percent(cost["failed_searches"] / cost["searches"] if cost["searches"] else 0.0),
         f"{team['num_failed']:,}",
         f"{team['num_missing']:,}",
     )

@@ -6,6 +6,7 @@ Letters: Q questions. Must not know: how anything is searched, jax.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mas_jax.evaluation.statistics import gold_recall
 from mas_jax.evaluation.taxonomy import has_answer
 from mas_jax.records import Passage, Question, SearchFailure
 from mas_jax.retrieval.index import Answer, contents
@@ -36,19 +37,6 @@ def answer_rank(question: Question, passages: Sequence[Passage]) -> int | None:
     return None
 
 
-def gold_recall(question: Question, passages: Sequence[Passage]) -> float:
-    """The share found of a question's gold passages, or of its gold pages if those are known.
-
-    Quotes at the ends of a title do not count: corpora differ in them.
-    """
-    if question.gold_titles:
-        gold = {title.strip('"') for title in question.gold_titles}
-        found = {passage.title.strip('"') for passage in passages}
-    else:
-        gold, found = set(question.gold_passages), {passage.id for passage in passages}
-    return len(gold & found) / len(gold)
-
-
 def measure(questions: Sequence[Question], found_Q: Sequence[Answer]) -> Quality:
     """The quality of what was found for each question, best first; a failure is nothing found.
 
@@ -64,13 +52,19 @@ def measure(questions: Sequence[Question], found_Q: Sequence[Answer]) -> Quality
         if not all(normalize_answer(answer) in ("yes", "no") for answer in q.golden_answers)
     ]
     ranks = [answer_rank(*pair) for pair in answerable]
-    with_gold = [(q, found) for q, found in pairs if q.gold_passages or q.gold_titles]
+    with_gold = [(q, found) for q, found in pairs if gold_recall(q, ()) is not None]
     return Quality(
         num_answerable=len(answerable),
         has_answer={k: _mean([float(r is not None and r < k) for r in ranks]) for k in DEPTHS},
         num_with_gold=len(with_gold),
-        gold_recall={k: _mean([gold_recall(q, found[:k]) for q, found in with_gold]) for k in DEPTHS},
+        gold_recall={
+            k: _mean([gold_recall(q, _names(found[:k])) for q, found in with_gold]) for k in DEPTHS
+        },
     )
+
+
+def _names(passages: Sequence[Passage]) -> list[tuple[str, str]]:
+    return [(passage.id, passage.title) for passage in passages]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -62,6 +62,15 @@ def over_sets(
     }
 
 
+def over_all(first: Values, second: Values, *, level: float = 0.95, seed: int = 0) -> SetDifference:
+    """The difference of macro averages over all sets: one test, so its p stays as it is.
+
+    Raises: ValueError if the systems differ in sets or numbers of questions.
+    """
+    p = bootstrap.p_value(bootstrap.resample(first, second, seed=seed))
+    return SetDifference(bootstrap.paired(first, second, level=level, seed=seed), p, p)
+
+
 # --- several training seeds -----------------------------------------------------------------------
 
 
@@ -91,7 +100,9 @@ def compare_seeds(
     """The claim that the first system differs from the second, a pair of question values a seed.
 
     seed: of the bootstrap. Raises: ValueError for fewer than two training seeds (then `mcnemar`, or
-    `bootstrap.paired` without a claim about training), or for other questions in a later seed.
+    `bootstrap.paired` without a claim about training), or for other sets, or numbers of questions
+    in them, in a system or a later seed. Values have no ids: that they are of the same questions is
+    up to the caller, as in `bootstrap.check_paired`.
     """
     for first, second in pairs_Z:
         bootstrap.check_paired(pairs_Z[0][0], first)

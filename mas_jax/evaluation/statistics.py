@@ -4,12 +4,12 @@ Must not know: files, tables.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, fsum
 
 from mas_jax.evaluation.records_file import Plan
-from mas_jax.records import Episode, Trace
+from mas_jax.records import Episode, Question, Trace
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class EpisodeScore:
     correct: whether the first candidate is right; candidates_mean: share of all candidates that
     are; both say wrong after a failure of the world. input_tokens: prompts as sent, summed over
     generations; output_tokens: sampled. num_actions: generations, each being one action.
-    failure: kind of the world's failure or "".
+    failure: kind of the world's failure or "". retrieved: as in `Episode`.
     """
 
     question: str
@@ -31,10 +31,12 @@ class EpisodeScore:
     input_tokens: int
     output_tokens: int
     turns_used: int
+    critical_steps: int
     num_actions: int
     invalid_actions: int
     outcome: str
     failure: str
+    retrieved: tuple[tuple[str, str], ...]
 
 
 def score_episode(episode: Episode) -> EpisodeScore:
@@ -51,11 +53,31 @@ def score_episode(episode: Episode) -> EpisodeScore:
         input_tokens=count_input_tokens(episode.traces),
         output_tokens=sum(turn.end - turn.start for turn in turns),
         turns_used=episode.turns_used,
+        critical_steps=critical_steps(episode),
         num_actions=len(turns),
         invalid_actions=sum(turn.action == "invalid" for turn in turns),
         outcome=episode.outcome,
         failure="" if episode.failure is None else episode.failure.kind.value,
+        retrieved=episode.retrieved,
     )
+
+
+def critical_steps(episode: Episode) -> int:
+    """Turns that had to wait for each other: the Leader's, and of each wave its longest Searcher's.
+
+    A lone Searcher's turns all count. As in `turns_used`, invalid turns count and the Answerer's
+    candidates, which are drawn at once, do not.
+    Source: Kimi K2.5, arXiv 2602.02276: sum over stages of S_main + max_i S_sub,i.
+    """
+    turns: Counter[str] = Counter()
+    for trace in episode.traces:
+        if trace.role != "answerer":
+            turns[trace.path] += len(trace.turns)
+    longest: dict[str, int] = {}
+    for path, number in turns.items():
+        wave = path.rpartition(".s")[0] or path  # leader/w1 of leader/w1.s2
+        longest[wave] = max(longest.get(wave, 0), number)
+    return sum(longest.values())
 
 
 def count_input_tokens(traces: Sequence[Trace]) -> int:
@@ -66,6 +88,29 @@ def count_input_tokens(traces: Sequence[Trace]) -> int:
     first_prompts = {(t.path, t.tokens[: t.turns[0].start]) for t in traces if t.turns}
     later = sum(turn.start for trace in traces for turn in trace.turns[1:])
     return sum(len(tokens) for _, tokens in first_prompts) + later
+
+
+def gold_recall(question: Question, retrieved: Iterable[tuple[str, str]]) -> float | None:
+    """The share of a question's gold passages, or of its gold pages if those are known, among
+    (id, title) of what was found; None where neither is known.
+
+    Quotes at the ends of a title do not count: corpora differ in them.
+    """
+    if question.gold_titles:
+        gold = {title.strip('"') for title in question.gold_titles}
+        found = {title.strip('"') for _, title in retrieved}
+    else:
+        gold, found = set(question.gold_passages), {name for name, _ in retrieved}
+    return len(gold & found) / len(gold) if gold else None
+
+
+def mean_gold_recall(plan: Plan, scores: Sequence[EpisodeScore]) -> float | None:
+    """Mean of `gold_recall` over the recorded episodes whose question's gold is known; None if
+    there is none."""
+    questions = {question.uid: question for question in plan.questions}
+    found = [gold_recall(questions[score.question], score.retrieved) for score in scores]
+    known = [recall for recall in found if recall is not None]
+    return fsum(known) / len(known) if known else None
 
 
 def pass_at_k(num_runs: int, num_correct: int, k: int) -> float:
@@ -133,6 +178,7 @@ def cost_per_workflow(scores: Sequence[EpisodeScore]) -> dict[str, float]:
         "input_tokens": sum(score.input_tokens for score in scores) / num_episodes,
         "output_tokens": sum(score.output_tokens for score in scores) / num_episodes,
         "turns": sum(score.turns_used for score in scores) / num_episodes,
+        "critical_steps": sum(score.critical_steps for score in scores) / num_episodes,
     }
 
 

@@ -1,9 +1,9 @@
 """Why an episode was wrong: one category each, by the last place that the answer reached.
 
 An answer passes what the searches showed, the Searchers' reports, the evidence that the Answerer
-read, and the answer. Records hold the text of these places but not the ids of the passages found,
-so a place "has" the answer where a golden answer stands in its text; gold passages decide the first
-place where their text is at hand. Must not know: files, models.
+read, and the answer. A place "has" the answer where a golden answer stands in its text; the first
+one is decided by the gold passages among those found, where the question knows its own.
+Must not know: files, models.
 """
 
 import enum
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from mas_jax.agents import actions
 from mas_jax.agents.chat import THOUGHT_END, Chat
 from mas_jax.evaluation.report import Grid
-from mas_jax.records import NOBODY, Episode, Passage, Question, Trace, Turn
+from mas_jax.evaluation.statistics import gold_recall
+from mas_jax.records import NOBODY, Episode, Question, Trace, Turn
 from mas_jax.rewards.exact_match import normalize_answer, normalize_triviaqa
 
 _CLOSED = frozenset({"yes", "no", "noanswer"})
@@ -63,9 +64,7 @@ class Trail:
     has_answerer: bool
 
 
-def categorise(
-    episode: Episode, question: Question, *, chat: Chat, passages: Mapping[str, Passage]
-) -> Category:
+def categorise(episode: Episode, question: Question, *, chat: Chat) -> Category:
     """The category of an episode, judged by its first candidate, as avg@k is.
 
     A wrong answer is first compared with the golden ones (`FORMAT`, `ALIAS`: upper bounds, to be
@@ -73,9 +72,8 @@ def categorise(
     report from memory counts. Without a Leader nothing is left unselected, and a single agent
     answers from what it found. yes, no, and answers that stand in the question prove nothing in a
     text: if there are no others the episode is `UNDECIDED`, unless gold passages were not found.
-    chat: that the episode was played with. passages: by id; where they hold all the gold passages
-    of the question, retrieved means that the text of each was shown, whole. May be empty.
-    Raises: ValueError if the question is not the episode's.
+    Retrieved means that searches found all gold passages, of gold pages at least one passage each.
+    chat: that the episode was played with. Raises: ValueError if the question is not the episode's.
     """
     if episode.question != question.uid:
         raise ValueError(
@@ -94,7 +92,7 @@ def categorise(
         return Category.FORMAT
     if any(_is_alias(prediction, gold) for gold in question.golden_answers):
         return Category.ALIAS
-    return _where_lost(trail, traceable, _gold_texts(question, passages))
+    return _where_lost(trail, traceable, gold_recall(question, episode.retrieved))
 
 
 def role_of(category: Category, team: str) -> str:
@@ -160,14 +158,11 @@ def grid(categories: Mapping[str, Sequence[Category]], *, title: str) -> Grid:
 # --- places ---------------------------------------------------------------------------------------
 
 
-def _where_lost(trail: Trail, traceable: Sequence[str], gold_texts: Sequence[str]) -> Category:
-    if gold_texts:
-        shown = normalize_answer(" ".join(trail.found))
-        retrieved = all(normalize_answer(text) in shown for text in gold_texts)
-    else:
-        retrieved = _has_any(trail.found, traceable)
+def _where_lost(trail: Trail, traceable: Sequence[str], recall: float | None) -> Category:
+    retrieved = _has_any(trail.found, traceable) if recall is None else recall == 1.0
     if not traceable:
-        return Category.NOT_RETRIEVED if gold_texts and not retrieved else Category.UNDECIDED
+        is_lost = recall is not None and not retrieved
+        return Category.NOT_RETRIEVED if is_lost else Category.UNDECIDED
     if not trail.has_answerer:
         return Category.NOT_ANSWERED if retrieved else Category.NOT_RETRIEVED
     if _has_any(trail.evidence, traceable):
@@ -222,12 +217,6 @@ def _said(trace: Trace, turn: Turn, chat: Chat) -> str:
 def _reported(said: str) -> tuple[str, ...]:
     action = actions.parse(said, allowed=("report",))
     return (action.text,) if isinstance(action, actions.Report) else ()
-
-
-def _gold_texts(question: Question, passages: Mapping[str, Passage]) -> list[str]:
-    if not all(name in passages for name in question.gold_passages):
-        return []
-    return [passages[name].text for name in question.gold_passages]
 
 
 # --- words ----------------------------------------------------------------------------------------

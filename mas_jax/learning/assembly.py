@@ -30,6 +30,7 @@ from mas_jax.data.world import World, make_world
 from mas_jax.model import hf, packaged, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.records import Question
+from mas_jax.retrieval.bm25_index import Bm25Config, Bm25Retriever
 from mas_jax.retrieval.client import RetrieverClient
 from mas_jax.retrieval.corpus import open_corpus
 from mas_jax.retrieval.encoder import EncoderConfig, TextEncoder
@@ -46,7 +47,7 @@ class Scene:
     """What teams play in and speak through, beside the policy.
 
     questions: by split ("train", "validation", "test"); training: what steps draw from, None
-    without training questions. identity: names questions, corpus and encoder in records. world: the
+    without training questions. identity: names questions and what searches in records. world: the
     toy's, None for real questions.
     """
 
@@ -110,30 +111,23 @@ def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     """The questions of the config, what searches their corpus, and the chat.
 
     Raises: FileNotFoundError for a missing file; ValueError for one that is not what it should be,
-    or an index of another corpus or encoder.
+    an index of another corpus or encoder, or a server that does not answer.
     """
     if not config.data.test:
         return _toy_scene(config, tokenizer)
     d = config.data
     sources = {
-        split: tuple(
-            read_jsonl(Path(path), dataset=Path(path).stem, split=split) for path in d[split]
-        )
+        split: tuple(_read_questions(Path(path), split) for path in d[split])
         for split in ("train", "validation", "test")
     }
     questions = {split: tuple(itertools.chain(*found)) for split, found in sources.items()}
     identity = {"questions": _digest(questions)}
     if d.server:
         retriever = RetrieverClient(d.server, dialect=d.dialect)
-        identity["server"] = d.server
+        identity |= {"server": d.server, "dialect": d.dialect, "index": retriever.identify()}
     else:
-        encoder, corpus = make_encoder(config), open_corpus(Path(d.corpus))
-        index = IndexConfig(**config.retriever)
-        if d.index:
-            retriever = Retriever.load(Path(d.index), corpus, encoder, index)
-        else:
-            retriever = Retriever.build(corpus, encoder, index)
-        identity |= {"corpus": corpus.fingerprint, "encoder": encoder.fingerprint}
+        retriever, names = _corpus_retriever(config)
+        identity |= names
     return Scene(
         questions=questions,
         training=Mixture(sources["train"], d.weights or None) if sources["train"] else None,
@@ -143,6 +137,29 @@ def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
         prompts=load_prompts(config.model.prompts),
         world=None,
     )
+
+
+def _corpus_retriever(config: ConfigDict) -> tuple[Retriever, dict[str, str]]:
+    """What searches the config's corpus in this process, and what names both in records."""
+    corpus = open_corpus(Path(config.data.corpus))
+    if config.retriever.backend == "bm25":
+        words = Bm25Retriever(corpus, Bm25Config())
+        return words, {"corpus": corpus.fingerprint, "bm25": words.fingerprint}
+    encoder, index = make_encoder(config), IndexConfig(**config.retriever)
+    if config.data.index:
+        retriever = Retriever.load(Path(config.data.index), corpus, encoder, index)
+    else:
+        retriever = Retriever.build(corpus, encoder, index)
+    return retriever, {"corpus": corpus.fingerprint, "encoder": encoder.fingerprint}
+
+
+def _read_questions(path: Path, split: str) -> tuple[Question, ...]:
+    """A JSONL file of the dataset that it is named for, or a directory of ArrayRecord files."""
+    if not path.is_dir():
+        return read_jsonl(path, dataset=path.stem, split=split)
+    from mas_jax.data import tfds_questions  # takes seconds to import, and only this needs it
+
+    return tuple(tfds_questions.read(path, split=split))
 
 
 def _toy_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
@@ -254,9 +271,18 @@ async def exact_match_reward(question: Question, predictions: tuple[str, ...]) -
 
 
 def spread(questions: tuple[Question, ...], count: int) -> tuple[Question, ...]:
-    """About `count` questions, the same number of each dataset: the first ones of each."""
+    """`count` questions, of each dataset as many as of the others or all it has: its first ones.
+
+    Numbers of datasets that have enough differ by at most one. All questions where there are no
+    more than `count`; at least one of each dataset.
+    """
     by_dataset: dict[str, list[Question]] = {}
     for question in questions:
         by_dataset.setdefault(question.dataset, []).append(question)
-    share = max(1, count // len(by_dataset))
-    return tuple(q for group in by_dataset.values() for q in group[:share])
+    shares, left = {}, count
+    smallest_first = sorted(by_dataset, key=lambda name: len(by_dataset[name]))
+    for number, name in enumerate(smallest_first):
+        even = -(-left // (len(by_dataset) - number))
+        shares[name] = max(1, min(len(by_dataset[name]), even))
+        left -= shares[name]
+    return tuple(q for name, group in by_dataset.items() for q in group[: shares[name]])

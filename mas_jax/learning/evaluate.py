@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,21 @@ from rich.console import Console
 from mas_jax.agents import rollout
 from mas_jax.agents.setting import Run, World
 from mas_jax.config_rules import validate
-from mas_jax.evaluation import ledger, published, records_file, report, taxonomy
+from mas_jax.evaluation import (
+    bootstrap,
+    ledger,
+    plots,
+    published,
+    records_file,
+    report,
+    significance,
+    taxonomy,
+)
 from mas_jax.evaluation.records_file import Plan
 from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import EpisodeScore, score_episode
+from mas_jax.files import write_json
 from mas_jax.learning import assembly, cost
 from mas_jax.records import Episode
 from mas_jax.sampling.replicas import Replicas
@@ -41,12 +52,18 @@ class System:
     caps: tuple[tuple[str, int], ...] = ()
 
 
+# the plots of accuracy against cost: what a workflow's cost is the sum of
+COSTS = {"searches": ("searches",), "tokens": ("input_tokens", "output_tokens")}
+# what a cap means: searches stop at it; the action that ends an agent still costs its tokens
+CAPPED = {"searches": "at most {} searches", "tokens": "ending after {} tokens"}
+
+
 def under_caps(config: ConfigDict, systems: Sequence[System]) -> list[System]:
     """The systems as they are, and again under each cap of `evaluation.caps` on an episode's
     searches or tokens: compared at equal cost, beside how they play freely."""
     capped = [
         dataclasses.replace(
-            system, name=f"{system.name}, at most {cap} {kind}", caps=((f"all_{kind}", cap),)
+            system, name=f"{system.name}, {CAPPED[kind].format(cap)}", caps=((f"all_{kind}", cap),)
         )
         for kind in ("searches", "tokens")
         for cap in config.evaluation.caps[kind]
@@ -191,14 +208,23 @@ def play_now(
     return plan, asyncio.run(_play())
 
 
-def play(
-    prepared: Prepared, console: Console, accelerator_s: dict[str, float] | None = None
-) -> dict[str, tuple[Plan, list[EpisodeScore]]]:
-    """Plays what the records lack; every system's plan and scores by its name.
+def _seconds(prepared: Prepared) -> dict[str, float]:
+    """Seconds of device calls, times devices, that playing each system took, over all calls."""
+    path = prepared.workdir / "accelerator_s.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
-    accelerator_s, if given, takes the seconds of device calls, over all engines, that each system's
-    play took in this call.
-    """
+
+def _add_seconds(prepared: Prepared, system: System, seconds: float) -> None:
+    """Keeps what a call took, since the next one plays only what is missing; a killed call's
+    seconds are lost."""
+    kept = _seconds(prepared)
+    num_devices = math.prod(prepared.config.mesh.values())  # of an engine
+    kept[system.name] = kept.get(system.name, 0.0) + num_devices * seconds
+    write_json(prepared.workdir / "accelerator_s.json", kept)
+
+
+def play(prepared: Prepared, console: Console) -> dict[str, tuple[Plan, list[EpisodeScore]]]:
+    """Plays what the records lack; every system's plan and scores by its name."""
     results = {}
     for system, plan in prepared.plans.items():
         path, before = prepared.path(system), prepared.engines.metrics
@@ -208,23 +234,62 @@ def play(
                 console=console, log_interval_s=prepared.config.evaluation.log_interval_s,
             )
         )  # fmt: skip
-        if accelerator_s is not None:
-            after = prepared.engines.metrics
-            accelerator_s[system.name] = sum(
-                after[name] - before[name] for name in ("prefill_s", "decode_s")
-            )
+        after = prepared.engines.metrics
+        seconds = sum(after[name] - before[name] for name in ("prefill_s", "decode_s"))
+        _add_seconds(prepared, system, seconds)
         results[system.name] = plan, [score_episode(e) for e in records_file.read(path, plan)]
     return results
 
 
-def _follow(prepared: Prepared, accelerator_s: Mapping[str, float]) -> list[Grid]:
+Results = Mapping[str, tuple[Plan, Sequence[EpisodeScore]]]
+
+
+def _compare(results: Results) -> list[Grid]:
+    """Every system less the first: over all sets, and on each with Holm's correction."""
+    means = {name: bootstrap.question_means(*result) for name, result in results.items()}
+    first, *others = means
+    return [
+        report.set_grid(
+            {
+                "all, macro": significance.over_all(means[other], means[first]),
+                **significance.over_sets(means[other], means[first]),
+            },
+            title=f"{other} less {first}, avg@{results[first][0].num_runs} in points, 95% interval",
+        )
+        for other in others
+    ]
+
+
+def _plot(prepared: Prepared, results: Results, summary: Mapping) -> None:
+    """Every system's accuracy, with its interval, against what it spent: two plots."""
+    for cost_name, names in COSTS.items():
+        points = []
+        for name, result in results.items():
+            means = bootstrap.question_means(*result)
+            nothing = {dataset: 0 * values for dataset, values in means.items()}
+            interval = bootstrap.paired(means, nothing)
+            spent = summary["teams"][name]["per_workflow"]
+            points.append(
+                plots.Point(
+                    name, interval.difference, interval.low, interval.high,
+                    sum(spent[part] for part in names),
+                )
+            )  # fmt: skip
+        plots.accuracy_against_cost(
+            prepared.workdir / f"accuracy_against_{cost_name}.png", points,
+            accuracy=f"avg@{summary['num_runs']}", cost=f"{cost_name} a workflow",
+        )  # fmt: skip
+
+
+def _follow(prepared: Prepared) -> list[Grid]:
     """Where answers got lost, a column for each system; what each role of each system cost; what
     training the weights cost, for each that a run of ours made."""
     chat, categories, entries = prepared.scene.chat, {}, []
+    accelerator_s = _seconds(prepared)
     for system, plan in prepared.plans.items():
         path, questions = prepared.path(system), {q.uid: q for q in plan.questions}
         categories[system.name] = [
-            taxonomy.categorise(episode, questions[episode.question], chat=chat, passages={})
+            taxonomy.categorise(episode, questions[episode.question], chat=chat)
             for episode in records_file.read(path, plan)
         ]
         entries += ledger.play_entries(
@@ -256,15 +321,15 @@ def run(prepared: Prepared, console: Console) -> dict:
     `engine` and `retriever` count what this call played.
     """
     start = time.perf_counter()
-    accelerator_s: dict[str, float] = {}
-    results = play(prepared, console, accelerator_s)
+    results = play(prepared, console)
     summary = report.summary(list(results.values()), k=prepared.config.evaluation.num_runs)
     summary["engine"] = prepared.engines.metrics
     summary["retriever"] = dict(prepared.scene.retriever.counts)
     summary["play_s"] = time.perf_counter() - start
     path = prepared.workdir / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n")
-    more = _follow(prepared, accelerator_s)
+    more = [*_compare(results), *_follow(prepared)]
+    _plot(prepared, results, summary)
     if prepared.config.evaluation.published:
         more.append(published.beside(summary))
     for name, text, one in (

@@ -23,8 +23,10 @@ from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
 from mas_jax.config_rules import validate
+from mas_jax.data.questions import check_disjoint
 from mas_jax.evaluation import bootstrap, ledger, report
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
+from mas_jax.files import write_json
 from mas_jax.learning import assembly, cost, evaluate, loop, revision
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.checkpoint import check_config
@@ -33,7 +35,7 @@ from mas_jax.learning.objective import Forward
 from mas_jax.learning.programme import TEACHER, Programme, make_programme
 from mas_jax.learning.teachers import Teacher, check_voices, voice
 from mas_jax.learning.update import OptimizerSettings
-from mas_jax.learning.workdir import only_run, write_json
+from mas_jax.learning.workdir import only_run
 from mas_jax.model import hf, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.sampling.replicas import Replicas
@@ -76,6 +78,8 @@ def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
     directory = assembly.checkpoint_directory(config)
     tokenizer = assembly.load_tokenizer(directory)
     scene = assembly.make_scene(config, tokenizer)
+    if scene.world is None:
+        check_disjoint(scene.questions)
     assembly.check_chat(config, scene.chat, directory)
     _check_teacher(config, scene)
     mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))

@@ -1,16 +1,10 @@
-"""A run's directory: one run at a time writes there, and its documents are whole or not there.
-
-Must not know: what the documents say.
-"""
+"""A run's directory: one run at a time writes there. Must not know: what it writes."""
 
 import fcntl
-import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -21,13 +15,6 @@ logger = logging.getLogger(__name__)
 
 class InUse(Exception):
     """Another run writes to this directory."""
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Writes or replaces a JSON file at once: a kill leaves the old one or the new one."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(partial, path)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Must not know: agents, models, jax.
 """
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,13 +31,15 @@ class Bm25Retriever(Retriever):
     """A corpus searched by BM25; batching, caching and answers as in `Retriever`.
 
     A passage that shares no word with the query is not a result, so there may be fewer than k.
-    Raises: ValueError for an empty corpus, ImportError without bm25s (`pip install mas_jax[bm25]`).
+    Raises: ValueError for an empty corpus, or without the package bm25s.
     """
 
     def __init__(self, passages: Sequence[Passage], config: Bm25Config) -> None:
         if not len(passages):
             raise ValueError("the corpus is empty: an index needs at least one passage")
         super().__init__(passages, None, IndexConfig(backend="exact"), ())
+        if importlib.util.find_spec("bm25s") is None:
+            raise ValueError("BM25 needs the package bm25s; pip install 'mas_jax[bm25]'")
         import bm25s
 
         self.fingerprint = f"bm25s-{bm25s.__version__}-{config.k1}-{config.b}"

@@ -68,9 +68,12 @@ def build(
     """Encodes this host's share and, on host 0, indexes; True if the index is complete.
 
     dim: of the encoder's vectors; piece: passages that are encoded and written together.
-    Raises: FileExistsError if the directory exists; ValueError for a build of other settings in
-    progress, or a vector that is not finite; RuntimeError on host 0 while others have not finished.
+    Raises: FileExistsError if the directory exists; ValueError for the backend "device", a build of
+    other settings in progress, or a vector that is not finite; RuntimeError on host 0 while others
+    have not finished.
     """
+    if config.backend == "device":
+        raise ValueError("backend='device' is of a search; build with 'exact' and load with it")
     if directory.exists():
         raise FileExistsError(f"{directory} exists; remove it or build the index elsewhere")
     building = directory.with_name(f"{directory.name}.building")

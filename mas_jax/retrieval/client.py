@@ -7,6 +7,7 @@ Letters: Q queries. Must not know: agents, indexes, jax.
 
 import asyncio
 import json
+import logging
 import random
 import ssl
 import time
@@ -16,12 +17,16 @@ from dataclasses import dataclass
 
 import httpx2
 
+from mas_jax.config_rules import check_no_secret
 from mas_jax.records import Passage, SearchFailure
 from mas_jax.retrieval.dialects import DIALECTS, IDENTITY_HEADER, Answer, is_text
 from mas_jax.retrieval.index import MAX_QUERY_CHARS
 
 RETRIED = (429, 500, 502, 503, 504)  # statuses that may pass
 _HEADERS = {"Content-Type": "application/json"}
+_AWAY = (502, 503, 504)  # what a gateway says of a server that does not answer it
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,16 +61,18 @@ class _Fault(Exception):
 
 
 class RetrieverClient:
-    """A server's search; proxies of the environment are not used.
+    """A server's search; proxies of the environment are not used, passwords are not known.
 
     Answers are kept by (index identity, query, k), the identity being what the server last named,
-    or the URL where it names none. Use it from one event loop at a time, and `close` it there.
+    or the URL where it names none. Use it from one event loop at a time, and `close` it there. The
+    first failure of each kind is logged.
     `counts`: "queries" asked; "cached", those of them that were known; "requests" sent, "retries"
     among them, and "request_s", the seconds that all of them took together; "failed" queries, and
     "failed/KIND" by kind: "timeout", "unreachable" (no connection, or one that broke), "refused"
     (status 4xx), "server_error" (5xx), "bad_response", what the server says of one query, or, not
     even sent, "empty_query" and "bad_query" (no UTF-8).
-    Raises: ValueError for a URL that is none, an unknown dialect, or settings below their least.
+    Raises: ValueError for a URL that is none or may hold a password, an unknown dialect, or
+    settings below their least.
     """
 
     def __init__(
@@ -74,8 +81,8 @@ class RetrieverClient:
         self.config = ClientConfig() if config is None else config
         _check(url, dialect, self.config)
         self._dialect = DIALECTS[dialect]
-        base = url.rstrip("/")
-        self.url = base if base.endswith(self._dialect.path) else base + self._dialect.path
+        self._base = url.rstrip("/").removesuffix(self._dialect.path)
+        self.url = self._base + self._dialect.path
         self.counts: Counter[str] = Counter(
             queries=0, cached=0, requests=0, retries=0, request_s=0.0, failed=0
         )
@@ -84,8 +91,33 @@ class RetrieverClient:
         encrypted = httpx2.URL(url).scheme == "https"
         self._tls = ssl.create_default_context() if encrypted else False
         self._answers: OrderedDict[tuple[str, str, int], list[Passage]] = OrderedDict()
+        self._timeout = httpx2.Timeout(self.config.timeout_s, connect=self.config.connect_timeout_s)
         self._random = random.Random()
         self._loop: asyncio.AbstractEventLoop | None = None  # whose connections are open
+
+    def identify(self) -> str:
+        """The identity of the index, by the server's /health; "" from a server that names none.
+
+        Blocks; for the start of a run. Raises: ValueError if no attempt reaches the server.
+        """
+        for attempt in range(self.config.retries + 1):
+            if attempt:
+                time.sleep(self._wait_s(attempt))
+            try:
+                response = httpx2.get(
+                    f"{self._base}/health", timeout=self._timeout, trust_env=False, verify=self._tls
+                )
+            except (OSError, httpx2.HTTPError) as error:
+                fault = f"{type(error).__name__}: {error}"
+                continue
+            if response.status_code not in _AWAY:
+                self._identity = response.headers.get(IDENTITY_HEADER, self.url)
+                return response.headers.get(IDENTITY_HEADER, "")
+            fault = f"status {response.status_code}"
+        raise ValueError(
+            f"the retrieval server {self._base} does not answer, attempt {attempt + 1}: {fault}; "
+            "start it, or correct the URL"
+        )
 
     async def search(self, queries: Sequence[str], k: int) -> list[Answer]:
         """The server's best k passages of each query in order, or why there are none.
@@ -121,9 +153,16 @@ class RetrieverClient:
             await self._http.aclose()
 
     def _count(self, results: Sequence[Answer], cached: int) -> None:
-        kinds = Counter(answer.kind for answer in results if isinstance(answer, SearchFailure))
-        self.counts.update(queries=len(results), cached=cached, failed=kinds.total())
-        self.counts.update({f"failed/{kind}": number for kind, number in kinds.items()})
+        self.counts.update(queries=len(results), cached=cached)
+        for failure in results:
+            if not isinstance(failure, SearchFailure):
+                continue
+            if not self.counts[f"failed/{failure.kind}"]:
+                logger.warning(
+                    "a search failed, %s: %.500r; others of this kind are only counted",
+                    failure.kind, failure.message,
+                )  # fmt: skip
+            self.counts.update(["failed", f"failed/{failure.kind}"])
 
     def _attach(self) -> None:
         """Takes new connections for a new event loop; those of one that has ended are dropped."""
@@ -133,7 +172,7 @@ class RetrieverClient:
         self._loop = loop
         self._places = asyncio.Semaphore(self.config.concurrent)
         self._http = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(self.config.timeout_s, connect=self.config.connect_timeout_s),
+            timeout=self._timeout,
             limits=httpx2.Limits(
                 max_connections=self.config.concurrent,
                 max_keepalive_connections=self.config.concurrent,
@@ -147,9 +186,7 @@ class RetrieverClient:
         body = json.dumps(self._dialect.write(queries_Q, k)).encode()
         for attempt in range(self.config.retries + 1):
             if attempt:
-                longest = self.config.backoff_s * 2 ** (attempt - 1)
-                longest = min(self.config.max_backoff_s, longest)
-                await asyncio.sleep(self._random.uniform(0, longest))
+                await asyncio.sleep(self._wait_s(attempt))
                 self.counts["retries"] += 1
             try:
                 answers_Q, identity = await self._attempt(body, queries_Q, k)
@@ -162,6 +199,11 @@ class RetrieverClient:
                 return answers_Q
         message = f"{self.url}, attempt {attempt + 1}: {fault}"
         return [SearchFailure(fault.kind, message)] * len(queries_Q)
+
+    def _wait_s(self, attempt: int) -> float:
+        """Seconds before the attempt-th further attempt, see `ClientConfig`."""
+        longest = self.config.backoff_s * 2 ** (attempt - 1)
+        return self._random.uniform(0, min(self.config.max_backoff_s, longest))
 
     async def _attempt(
         self, body: bytes, queries_Q: Sequence[str], k: int
@@ -213,6 +255,7 @@ class RetrieverClient:
 
 
 def _check(url: str, dialect: str, config: ClientConfig) -> None:
+    check_no_secret("the retrieval server's URL", url)
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:

@@ -11,12 +11,14 @@ import json
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import SupportsIndex, overload
 
 import numpy as np
 
+from mas_jax.files import write_json
 from mas_jax.model.packaged import cache_directory
 from mas_jax.records import Passage
 
@@ -84,7 +86,7 @@ def _unpacked(path: Path, directory: Path) -> Path:
     """The plain file of a .gz, unpacked once: a packed file has no places of lines."""
     plain = directory / f"{path.name.removesuffix('.gz')}"
     if not plain.is_file() or plain.stat().st_mtime < path.stat().st_mtime:
-        partial = plain.with_name(f"{plain.name}.partial-{os.getpid()}")
+        partial = plain.with_name(f"{plain.name}.partial-{uuid.uuid4().hex}")
         with gzip.open(path, "rb") as packed, partial.open("wb") as file:
             shutil.copyfileobj(packed, file, _READ_BYTES)
         partial.rename(plain)
@@ -111,6 +113,17 @@ def _scan(path: Path) -> tuple[np.ndarray, str]:
     return starts_N, digest.hexdigest()
 
 
+def _kept(notes: Path, starts: Path, size_and_time: Sequence[int]) -> tuple[np.ndarray, str] | None:
+    """Places of lines and digest that an earlier opening kept of this file, None if it did not, or
+    if what it kept is damaged."""
+    try:
+        kept, starts_N = json.loads(notes.read_bytes()), np.load(starts, mmap_mode="r")
+        is_this = kept["size_and_time"] == size_and_time and starts_N[-1] == size_and_time[0]
+        return (starts_N, kept["fingerprint"]) if is_this else None
+    except (FileNotFoundError, ValueError, EOFError, LookupError, TypeError):
+        return None
+
+
 def open_corpus(path: Path, *, cache: Path | None = None) -> Corpus:
     """The corpus of a .jsonl or .jsonl.gz file.
 
@@ -128,10 +141,8 @@ def open_corpus(path: Path, *, cache: Path | None = None) -> Corpus:
         path = _unpacked(path, cache)
     size_and_time = [path.stat().st_size, path.stat().st_mtime_ns]
     notes, starts = cache / f"{path.name}.lines.json", cache / f"{path.name}.lines.npy"
-    if notes.is_file() and starts.is_file():
-        kept = json.loads(notes.read_text())
-        if kept["size_and_time"] == size_and_time:
-            return Corpus(path, np.load(starts, mmap_mode="r"), kept["fingerprint"])
+    if (kept := _kept(notes, starts, size_and_time)) is not None:
+        return Corpus(path, *kept)
     logging.info("reading %s once for the places of its lines", path)
     starts_N, fingerprint = _scan(path)
     if len(starts_N) < 2:
@@ -139,8 +150,8 @@ def open_corpus(path: Path, *, cache: Path | None = None) -> Corpus:
     if np.any(np.diff(starts_N) < 3):
         row = int(np.argmax(np.diff(starts_N) < 3))
         raise ValueError(f"corpus {path}: line {row + 1} is blank; remove it")
-    partial = starts.with_name(f"{starts.name}.partial-{os.getpid()}.npy")
+    partial = starts.with_name(f"{starts.name}.partial-{uuid.uuid4().hex}.npy")
     np.save(partial, starts_N)
     partial.rename(starts)
-    notes.write_text(json.dumps({"size_and_time": size_and_time, "fingerprint": fingerprint}))
+    write_json(notes, {"size_and_time": size_and_time, "fingerprint": fingerprint})
     return Corpus(path, starts_N, fingerprint)

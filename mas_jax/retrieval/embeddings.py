@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import tensorstore
 
+from mas_jax.files import write_json
 from mas_jax.records import Passage
 
 Encode = Callable[[Sequence[str]], np.ndarray]
@@ -28,7 +29,7 @@ class Embeddings:
     """The vectors of a corpus in a directory, finished or not.
 
     settings: everything that they depend on; they must be those of the run that began it.
-    Raises: ValueError naming the settings that differ.
+    Raises: ValueError naming the settings that differ, or a damaged file that should hold them.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Embeddings:
         self.directory, self.num_passages, self.piece = directory, num_passages, piece
         wanted = settings | {"passages": num_passages, "dim": dim, "piece": piece}
         directory.mkdir(parents=True, exist_ok=True)
-        notes = directory / NOTES
-        if notes.is_file():
-            found = json.loads(notes.read_text())
+        found = self._noted()
+        if found is None:
+            write_json(directory / NOTES, wanted)
+        else:
             differ = [
                 f"{key}: has {found.get(key)!r}, wanted {wanted.get(key)!r}"
                 for key in sorted(found.keys() | wanted.keys())
@@ -50,13 +52,27 @@ class Embeddings:
                     f"embeddings in {directory} are of another run ({'; '.join(differ)}); remove "
                     "them or build elsewhere"
                 )
-        else:
-            notes.write_text(json.dumps(wanted, indent=1))
         self._store = _store(
             directory, open=True, create=True, dtype=tensorstore.float32,
             shape=[num_passages, dim],
             chunk_layout=tensorstore.ChunkLayout(chunk_shape=[piece, dim]),
         )  # fmt: skip
+
+    def _noted(self) -> dict | None:
+        """The settings of the run that began here; None where nothing is written yet."""
+        notes = self.directory / NOTES
+        try:
+            found = json.loads(notes.read_bytes())
+        except (FileNotFoundError, ValueError):
+            found = None
+        if isinstance(found, dict):
+            return found
+        if any(self.directory.glob("piece-*")):
+            raise ValueError(
+                f"{notes} is absent or damaged, so that nothing says how the vectors beside it "
+                f"were made; restore it, or remove {self.directory} to encode them again"
+            )
+        return None
 
     def missing(self) -> list[int]:
         """Numbers of the pieces that are not written yet."""

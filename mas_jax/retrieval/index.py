@@ -32,6 +32,7 @@ MAX_CACHED_ANSWERS = 100_000
 MANIFEST = "manifest.json"
 FORMAT = 1
 _CHECK_ROWS = 65_536
+BACKENDS = ("auto", "exact", "scann", "device")
 
 Answer = list[Passage] | SearchFailure
 
@@ -52,9 +53,10 @@ class Encoder(Protocol):
 class IndexConfig:
     """How a corpus is indexed.
 
-    backend: "exact", "scann", or "auto": ScaNN where it is installed. max_exact: largest shard that
-    ScaNN scores exactly; above it, a tree whose sizes follow `scann_index.choose_sizes` unless
-    given. max_shard: vectors of a shard at most; shards are searched one by one and merged.
+    backend: "exact", "scann", "auto" (ScaNN where it is installed), or "device", exact search on
+    this host's accelerators, which keep the vectors. max_exact: largest shard that ScaNN scores
+    exactly; above it, a tree whose sizes follow `scann_index.choose_sizes` unless given. max_shard:
+    vectors of a shard at most; shards are searched one by one and merged.
     """
 
     backend: str = "auto"
@@ -65,9 +67,9 @@ class IndexConfig:
     reorder: int | None = None
 
     def resolve_backend(self) -> str:
-        """ "exact" or "scann". Raises: ValueError for a name that is neither or not installed."""
-        if self.backend not in ("auto", "exact", "scann"):
-            raise ValueError(f"backend={self.backend!r}: choose 'auto', 'exact' or 'scann'")
+        """The backend, "auto" resolved. Raises: ValueError for one unknown or not installed."""
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend={self.backend!r}: choose from {BACKENDS}")
         if self.backend == "scann" and not scann_index.is_available():
             raise ValueError("backend='scann', but no scann package is installed; take 'auto'")
         if self.backend != "auto":
@@ -141,7 +143,7 @@ def _describe(
 ) -> dict[str, object]:
     """What a saved index must have been made from to be this one."""
     settings = dataclasses.asdict(config)
-    del settings["backend"]  # the files serve the exact index too; `load` compares what is in use
+    del settings["backend"]  # the vectors serve other backends too; `load` compares what is in use
     return {
         "format": FORMAT,
         "corpus": hash_corpus(passages),
@@ -159,13 +161,31 @@ def write_manifest(
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def make_shard(
-    vectors_ME: np.ndarray, config: IndexConfig
-) -> exact_index.ExactShard | scann_index.ScannShard:
+class Shard(Protocol):
+    """The index of M vectors."""
+
+    def search(self, queries_QE: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each query the scores (f32) and rows of its best min(k, M) vectors, ranked."""
+
+    def save(self, directory: Path) -> None:
+        """Writes its files into an existing directory."""
+
+
+def make_shard(vectors_ME: np.ndarray, config: IndexConfig) -> Shard:
     """The index of one shard's vectors."""
-    if config.resolve_backend() == "exact":
+    backend = config.resolve_backend()
+    if backend == "scann":
+        return scann_index.ScannShard(vectors_ME, config.tree_sizes(len(vectors_ME)))
+    return _exact_shard(vectors_ME, backend)
+
+
+def _exact_shard(vectors_ME: np.ndarray, backend: str) -> Shard:
+    """Exact search on the host, or on its devices."""
+    if backend == "exact":
         return exact_index.ExactShard(vectors_ME)
-    return scann_index.ScannShard(vectors_ME, config.tree_sizes(len(vectors_ME)))
+    from mas_jax.retrieval import device_index  # loads jax, which the others do without
+
+    return device_index.on_this_host(vectors_ME)
 
 
 class _Batch:
@@ -184,12 +204,9 @@ class Retriever:
     """
 
     def __init__(
-        self,
-        passages: Sequence[Passage],
-        encoder: Encoder,
-        config: IndexConfig,
-        shards: Sequence[exact_index.ExactShard | scann_index.ScannShard],
-    ) -> None:
+        self, passages: Sequence[Passage], encoder: Encoder, config: IndexConfig,
+        shards: Sequence[Shard],
+    ) -> None:  # fmt: skip
         self.passages, self.config = passages, config
         self.counts = {"queries": 0, "searched": 0, "batches": 0, "search_s": 0.0}
         self._encoder, self._shards = encoder, shards
@@ -253,7 +270,7 @@ class Retriever:
     ) -> "Retriever":
         """Reads an index that `save` wrote, wherever its directory lies now.
 
-        Without ScaNN, "auto" reads an index that was built with it as an exact one.
+        "exact" and "device" read the vectors of every index; so does "auto" without ScaNN.
         Raises: ValueError that says what differs if it was made from another corpus, encoder or
         configuration; FileNotFoundError if there is no index.
         """
@@ -267,17 +284,17 @@ class Retriever:
             for name in sorted(saved.keys() | wanted.keys())
             if saved.get(name) != wanted.get(name)
         ]
-        if built_with != backend and backend != "exact":
+        if built_with != backend and backend == "scann":
             differences.append(f"backend: saved {built_with!r}, wanted {backend!r}")
         if differences:
             raise ValueError(f"index {directory} is stale ({'; '.join(differences)}); rebuild it")
         shards = []
         for number, (start, end) in enumerate(split_rows(len(passages), config.max_shard)):
             shard = directory / f"shard-{number}"
-            if backend == "exact":
-                shards.append(exact_index.ExactShard(exact_index.load_vectors(shard)))
-            else:
+            if backend == "scann":
                 shards.append(scann_index.load_shard(shard, config.tree_sizes(end - start)))
+            else:
+                shards.append(_exact_shard(exact_index.load_vectors(shard), backend))
         return cls(passages, encoder, config, shards)
 
     async def search(self, queries: Sequence[str], k: int) -> list[Answer]:

@@ -51,9 +51,10 @@ class Endpoint:
     that holds the key, "" for a server that wants none. prices: by model. max_cost: money that this
     client may spend, None for no cap. concurrency: requests in progress at once; one keeps its
     place while it waits to be retried, so an endpoint that pushes back is asked less. timeout_s: of
-    one call, all of it. retries: of one request, after a wait that doubles from about backoff_s, or
-    of what Retry-After says; never longer than max_wait_s. token_field: what the endpoint calls
-    max_tokens (OpenAI's reasoning models want "max_completion_tokens").
+    one call, all of it. retries: of one request, after a wait that doubles from about backoff_s up
+    to max_wait_s, or of at least what Retry-After says; if that is above max_wait_s the request
+    fails at once. token_field: what the endpoint calls max_tokens (OpenAI's reasoning models want
+    "max_completion_tokens").
     """
 
     base_url: str
@@ -137,12 +138,13 @@ def read_key(variable: str) -> str:
 def wait_s(attempt: int, retry_after_s: float | None, endpoint: Endpoint, jitter: float) -> float:
     """Seconds before the next call, after `attempt` failed ones.
 
-    What Retry-After asked for; else backoff_s doubled after each, of which the last half is taken
-    by jitter in [0, 1]. At most max_wait_s.
+    backoff_s doubled after each, at most max_wait_s, of which the last half is taken by jitter in
+    [0, 1]. Where Retry-After asked for a time: that, and then such a half of jitter, so that those
+    who were sent away together do not come back together.
     """
-    if retry_after_s is not None:
-        return min(retry_after_s, endpoint.max_wait_s)
     longest = min(endpoint.backoff_s * 2.0 ** min(attempt - 1, 60), endpoint.max_wait_s)
+    if retry_after_s is not None:
+        return retry_after_s + longest * jitter / 2
     return longest * (1 + jitter) / 2
 
 
@@ -316,6 +318,13 @@ class Client:
                     return completion
                 if not failure.is_retryable or attempt > endpoint.retries:
                     break
+                asked_s = failure.retry_after_s
+                if asked_s is not None and asked_s > endpoint.max_wait_s:
+                    reason = f"Retry-After {asked_s:.6g} s, above max_wait_s={endpoint.max_wait_s}"
+                    raise WorldError(
+                        FailureKind.API,
+                        f"no answer from {where} in {attempt} call(s): {failure} ({reason})",
+                    )
                 wait = wait_s(attempt, failure.retry_after_s, endpoint, random.random())
                 logging.warning(
                     "call %d of at most %d to %s failed (%s); the next in %.3g s",
