@@ -1,6 +1,7 @@
 """Joins the passages of several sets of questions into one corpus, as configs/smollm2_cpu.py wants.
 
-python launch/join_corpora.py --data=DIRECTORY --sets=2wikimultihopqa,hotpotqa --out=runs/data
+python launch/join_corpora.py --data=DIRECTORY --out=runs/smollm2/data \\
+  --sets=2wikimultihopqa,hotpotqa,hotpotqa_train100,musique_train100
 DIRECTORY holds SET.jsonl and SET_corpus.jsonl of every set, in FlashRAG's form.
 """
 

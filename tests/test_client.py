@@ -647,7 +647,7 @@ def test_a_rollout_outlives_a_server_that_is_killed_and_started_again(tmp_path):
 
     async def play():
         world = dataclasses.replace(script.world, sample=sample, search=search)
-        jobs, limits = [(question, 0) for question in questions], Limits(8, 0.0, 1)
+        jobs, limits = [(question, 0) for question in questions], Limits(8, 1.0, 1)
         stream = rollout.play(
             jobs, make_team("cascade"), world=world, run=Run(0, "train", 0), limits=limits
         )

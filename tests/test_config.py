@@ -25,6 +25,7 @@ from mas_jax.learning.pretrain import PretrainSettings
 from mas_jax.learning.programme import make_programme
 from mas_jax.model import qwen3, sharding
 from mas_jax.records import ROLES
+from mas_jax.retrieval import dialects, index
 from mas_jax.retrieval.index import IndexConfig
 from mas_jax.sampling.device import EngineSettings, check_settings
 

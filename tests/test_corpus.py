@@ -133,7 +133,7 @@ def test_hosts_that_share_a_cache_may_open_a_corpus_at_once(tmp_path, monkeypatc
 
     def slow(file, array):
         save(file, array)
-        both.wait(10)  # neither is renamed before both are written; one process id, as in containers
+        both.wait(10)  # both are written before one is renamed; one process id, as in containers
 
     monkeypatch.setattr(np, "save", slow)
     with ThreadPoolExecutor(2) as pool:

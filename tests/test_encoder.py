@@ -160,6 +160,21 @@ def test_the_fingerprint_names_all_that_vectors_depend_on(small, tmp_path):
     assert TextEncoder(dataclasses.replace(config, directory=str(other))).fingerprint != same
 
 
+def test_the_index_of_a_bfloat16_encoder_is_served(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("MAS_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("XLA_FLAGS")  # one device is enough for a server
+    serving.write_corpus([Passage("1", "fox", "the red fox")], tmp_path / "c.jsonl")
+    corpus = open_corpus(tmp_path / "c.jsonl")
+    encoder = TextEncoder(EncoderConfig(str(small[0]), max_tokens=16, dtype="bfloat16"))
+    Retriever.build(corpus, encoder, IndexConfig(backend="exact")).save(tmp_path / "index")
+    flags = [f"--encoder={small[0]}", "--max_tokens=16", "--dtype=bfloat16", "--backend=exact"]
+    process = serving.start_server(  # raises if it ends
+        corpus.path, serving.free_port(), f"--index={tmp_path / 'index'}", *flags
+    )
+    process.kill()
+    process.wait()
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 

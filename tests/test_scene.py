@@ -137,7 +137,7 @@ def test_records_name_the_index_and_the_dialect_of_a_server(files, tokenizer):
 def test_a_server_that_is_not_there_ends_the_start(files, tokenizer, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     files.data.update(dict(corpus="", server="http://127.0.0.1:9"))
-    with pytest.raises(ValueError, match="127.0.0.1:9 does not answer, attempt 5"):
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:9 does not answer, attempt 5"):
         assembly.make_scene(files, tokenizer)
 
 
@@ -228,7 +228,8 @@ def test_questions_are_spread_over_sets_as_evenly_as_they_allow():
             Question(f"{name}{i}", name, "q", ("a",)) for name, n in sizes.items() for i in range(n)
         )
         chosen = assembly.spread(questions, count)
-        assert [q for q in questions if q in set(chosen)] == list(chosen)
+        kept = set(chosen)
+        assert [q for q in questions if q in kept] == list(chosen)
         return [sum(q.dataset == name for q in chosen) for name in sizes]
 
     panel = dict(
