@@ -8,7 +8,16 @@ import sys
 import pytest
 from conftest import ROOT
 
-from mas_jax.benchmarks import model, retrieval, rollout, update
+from mas_jax.benchmarks import (
+    encoder,
+    index_build,
+    model,
+    retrieval,
+    retrieval_quality,
+    rollout,
+    serving,
+    update,
+)
 from mas_jax.config import default_config
 from mas_jax.data.world import make_world
 from mas_jax.learning import demo
@@ -45,6 +54,16 @@ def test_the_tables_of_measurements_are_the_committed_records(benchmark):
     cases = read_record(benchmark.__name__.rpartition(".")[2])["cases"]
     assert len(cases) == len(benchmark.CASES)
     assert benchmark.markdown(cases) in README
+
+
+@pytest.mark.parametrize(
+    "benchmark",
+    [encoder, index_build, retrieval_quality, serving],
+    ids=["encoder", "index_build", "retrieval_quality", "serving"],
+)
+def test_the_figures_of_real_text_are_the_committed_records(benchmark):
+    record = read_record(benchmark.__name__.rpartition(".")[2])
+    assert benchmark.markdown(record).strip() in README
 
 
 def test_the_table_of_the_retriever_is_the_committed_record():

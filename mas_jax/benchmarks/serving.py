@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
 import socket
 import statistics
@@ -184,6 +185,7 @@ def main(out: Path, sizes: list[str] | None) -> None:
     unknown = set(sizes or ()) - set(SIZES)
     if unknown:
         raise ValueError(f"unknown sizes {sorted(unknown)}; choose from {sorted(SIZES)}")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every request
     console = Console(width=130)
     record = {"cpus": os.cpu_count(), "cases": []}
     for name, num_clients in SIZES.items():

@@ -65,12 +65,17 @@ class Scene:
         return self.chat.tokenizer
 
 
+# a page of Orbax's for every save; a line for every request
+TALKATIVE = ("absl", "httpx", "httpx2", "bm25s")
+
+
 def start_process() -> None:
     """What every launch script does first: one log, an engine for each core of a CPU, and an end
     with code 0 at SIGTERM, since what is not saved then is done again; `loop.train` saves first."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     logging.getLogger().setLevel(logging.INFO)
-    logging.getLogger("absl").setLevel(logging.WARNING)  # a page of Orbax's for every save
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))
 
