@@ -100,7 +100,7 @@ def test_outcome_grpo_finds_the_rewarded_answer():
     assert {metrics["update/skipped"] for metrics in history} == {0.0, 1.0}
 
 
-@pytest.mark.parametrize("share", [0.8, 0.2])
+@pytest.mark.parametrize("share", [pytest.param(0.8, marks=pytest.mark.slow), 0.2])
 def test_distillation_ends_at_the_teachers_probabilities_and_not_at_its_favourite(share):
     teacher = teacher_of(share)
     np.testing.assert_allclose(outlook(teacher.params)[0][1], share, rtol=1e-4)
@@ -122,6 +122,7 @@ def test_ppo_with_a_critic_finds_the_rewarded_answer_and_what_it_is_worth():
     assert np.mean(errors[-10:]) < 0.1 < errors[0]
 
 
+@pytest.mark.slow
 def test_a_critic_of_a_policy_that_may_not_move_is_worth_its_mean_reward():
     row = replace(ROW, advantages=("gae",), value_coef=1.0, correction="token", correction_cap=1e-9)
     params, _ = play(row, samples=64)

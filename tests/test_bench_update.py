@@ -50,6 +50,7 @@ def test_a_stored_batch_comes_back(tmp_path):
         np.testing.assert_array_equal(x, getattr(batch, name))
 
 
+@pytest.mark.slow
 def test_our_update_starts_at_the_loss_of_a_loop_over_sequences(inputs):
     directory, params, batch = inputs
     width = batch.prompt_ids_NP.shape[1] + batch.completion_ids_NC.shape[1]

@@ -160,6 +160,7 @@ def test_the_fingerprint_names_all_that_vectors_depend_on(small, tmp_path):
     assert TextEncoder(dataclasses.replace(config, directory=str(other))).fingerprint != same
 
 
+@pytest.mark.slow
 def test_the_index_of_a_bfloat16_encoder_is_served(small, tmp_path, monkeypatch):
     monkeypatch.setenv("MAS_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("XLA_FLAGS")  # one device is enough for a server

@@ -201,7 +201,9 @@ def test_sharing_a_prefix_changes_no_token_and_saves_prefill():
     assert engine.scheduler.num_shared_tokens == 3 * 36 + 20
 
 
-@pytest.mark.parametrize("shape", [dict(tensor=2), dict(data=4, tensor=2)])
+@pytest.mark.parametrize(
+    "shape", [pytest.param(dict(tensor=2), marks=pytest.mark.slow), dict(data=4, tensor=2)]
+)
 @pytest.mark.parametrize("settings", [SETTINGS, RAGGED], ids=["dense", "ragged"])
 def test_a_mesh_gives_the_tokens_and_logprobs_of_one_device(shape, settings):
     results = {}

@@ -157,6 +157,7 @@ def test_a_wrong_setting_is_one_clear_error(flag, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_records_of_other_settings_are_refused_and_kept(evaluated):
     workdir, _ = evaluated
     before = (workdir / "cascade.jsonl").read_bytes()

@@ -107,6 +107,7 @@ def test_training_learns_to_copy():
     assert losses[-1] < 0.75 * losses[0]
 
 
+@pytest.mark.slow
 def test_every_mesh_learns_the_same():
     one, many = losses_on(dict(data=1), 6), losses_on(dict(data=2, fsdp=2, tensor=2), 6)
     np.testing.assert_allclose(one, many, rtol=1e-4)

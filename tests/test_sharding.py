@@ -13,7 +13,11 @@ CONFIG = qwen3.ModelConfig(
     vocab_size=64, num_layers=2, model_dim=32, ffw_dim=48, num_heads=8, num_kv_heads=4,
     head_dim=8, rope_theta=1e4, max_positions=64, qk_norm=True, tied=False, value_head=True,
 )  # fmt: skip
-MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (2, 1, 4)]
+MESHES = [
+    *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((8, 1, 1), (1, 8, 1))),
+    (2, 2, 2),
+    (2, 1, 4),
+]
 
 
 def test_an_array_is_split_as_the_table_says():
