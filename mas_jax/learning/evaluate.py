@@ -330,14 +330,16 @@ def run(prepared: Prepared, console: Console) -> dict:
     path.write_text(json.dumps(summary, indent=1) + "\n")
     more = [*_compare(results), *_follow(prepared)]
     _plot(prepared, results, summary)
-    if prepared.config.evaluation.published:
-        more.append(published.beside(summary))
+    # seven sets beside each system's name and origin: too wide for a terminal
+    wide = [published.beside(summary)] if prepared.config.evaluation.published else []
     for name, text, one in (
         ("tables.md", report.markdown(summary), report.to_markdown),
         ("tables.tex", report.latex(summary), report.to_latex),
     ):
-        (prepared.workdir / name).write_text("\n".join([text, *map(one, more)]))
+        (prepared.workdir / name).write_text("\n".join([text, *map(one, [*more, *wide])]))
     console.print(report.tables(summary))
     console.print(*(report.to_rich(grid) for grid in more))
+    if wide:
+        console.print(f"published numbers beside these: {prepared.workdir}/tables.md")
     console.print(f"written to {path} after {summary['play_s']:.0f} s of play")
     return summary
