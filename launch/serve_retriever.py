@@ -14,6 +14,7 @@ from pathlib import Path
 import uvicorn
 from absl import app, flags
 
+from mas_jax.config_rules import BACKENDS
 from mas_jax.model import packaged
 from mas_jax.retrieval import server
 from mas_jax.retrieval.bm25_index import Bm25Config, Bm25Retriever
@@ -24,7 +25,7 @@ from mas_jax.retrieval.index import Encoder, IndexConfig, Retriever
 CORPUS = flags.DEFINE_string("corpus", None, ".jsonl or .jsonl.gz of passages", required=True)
 INDEX = flags.DEFINE_string("index", "", "directory of a built index; empty builds it in memory")
 BACKEND = flags.DEFINE_enum(
-    "backend", "auto", ["auto", "exact", "scann", "device", "bm25"],
+    "backend", "auto", BACKENDS,
     "what searches; device: this host's accelerators; bm25: words, without an encoder or an index",
 )  # fmt: skip
 ENCODER = flags.DEFINE_string("encoder", "hashed", '"hashed", "package:minilm", or a directory')

@@ -6,6 +6,7 @@ from evaluation_episodes import make_episode, make_plan
 
 from mas_jax.evaluation.bootstrap import (
     NUM_DRAWS,
+    interval,
     p_value,
     paired,
     question_means,
@@ -225,3 +226,13 @@ def test_p_of_equal_systems_is_small_about_as_often_as_it_says():
         small += p_value(draws) < 0.1
     # 30 expected, deviation 5.2
     assert 15 <= small <= 45
+
+
+def test_the_interval_of_one_system_is_that_of_its_difference_from_nothing():
+    rng = np.random.default_rng(3)
+    values = {"a": rng.random(30), "b": rng.random(50)}
+    found = interval(values)
+    assert found.difference == pytest.approx((values["a"].mean() + values["b"].mean()) / 2)
+    assert found.low < found.difference < found.high
+    spread = np.sqrt(sum(v.var() / v.size for v in values.values())) / 2
+    assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.1)

@@ -69,6 +69,11 @@ def paired(
     return Interval(float(difference), float(low), float(high), level)
 
 
+def interval(values: Mapping[str, np.ndarray]) -> Interval:
+    """The macro average of one system, as `difference`, and its interval. Raises: as `paired`."""
+    return paired(values, {name: np.zeros_like(found) for name, found in values.items()})
+
+
 def resample(
     first: Mapping[str, np.ndarray],
     second: Mapping[str, np.ndarray],

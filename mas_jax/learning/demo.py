@@ -54,14 +54,13 @@ def run(prepared: pipeline.Pipeline, console: Console) -> dict:
     results = evaluate.play(evaluation, console)
     summary = report.summary(list(results.values()), k=prepared.config.evaluation.num_runs)
     means = {name: bootstrap.question_means(*result) for name, result in results.items()}
-    zero = {dataset: 0 * values for dataset, values in means["teacher"].items()}
     summary["comparisons"] = [
         {"system": better, "against": other}
         | dataclasses.asdict(bootstrap.paired(means[better], means[other]))
         for better, other in COMPARISONS
     ]
     summary["intervals"] = {
-        name: dataclasses.asdict(bootstrap.paired(values, zero)) for name, values in means.items()
+        name: dataclasses.asdict(bootstrap.interval(values)) for name, values in means.items()
     }
     summary["seed"] = prepared.config.seed
     summary["world"] = prepared.scene.world.fingerprint

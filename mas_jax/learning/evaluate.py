@@ -262,19 +262,18 @@ def _compare(results: Results) -> list[Grid]:
 
 def _plot(prepared: Prepared, results: Results, summary: Mapping) -> None:
     """Every system's accuracy, with its interval, against what it spent: two plots."""
+    intervals = {
+        name: bootstrap.interval(bootstrap.question_means(*result))
+        for name, result in results.items()
+    }
     for cost_name, names in COSTS.items():
-        points = []
-        for name, result in results.items():
-            means = bootstrap.question_means(*result)
-            nothing = {dataset: 0 * values for dataset, values in means.items()}
-            interval = bootstrap.paired(means, nothing)
-            spent = summary["teams"][name]["per_workflow"]
-            points.append(
-                plots.Point(
-                    name, interval.difference, interval.low, interval.high,
-                    sum(spent[part] for part in names),
-                )
-            )  # fmt: skip
+        points = [
+            plots.Point(
+                name, found.difference, found.low, found.high,
+                sum(summary["teams"][name]["per_workflow"][part] for part in names),
+            )
+            for name, found in intervals.items()
+        ]  # fmt: skip
         plots.accuracy_against_cost(
             prepared.workdir / f"accuracy_against_{cost_name}.png", points,
             accuracy=f"avg@{summary['num_runs']}", cost=f"{cost_name} a workflow",
