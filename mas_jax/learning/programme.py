@@ -15,7 +15,7 @@ TEACHERS = (TEACHER, "initial", "live", "ema")
 CHOICES = {
     "advantages": ("group", "distillation", "gae"),
     "correct": ("mean", "first", "majority", "any"),
-    "behaviour": ("none", "search_activity", "assignment", "invalid_action"),
+    "behaviour": ("none", "search_activity", "assignment", "search_cost", "invalid_action"),
     "invalid": ("term", "reward"),
     "group_by": ("question", "context"),
     "scale": ("std", "population_std", "none", "leave_one_out"),
@@ -38,7 +38,8 @@ class Row:
     own log-prob, times beta), "gae" (a critic's); none of them is a role without a policy loss.
     Reward: (1 - behaviour_weight) correct + behaviour_weight behaviour, see `rewards/terms.py`;
     correct: how the Answerer's candidates make one number for the other roles; behaviour_cap: of
-    "assignment"; invalid="reward": an invalid action makes the whole reward -1, not the term.
+    "assignment" and "search_cost", which counts an agent's own searches, for the Leader all;
+    invalid="reward": an invalid action makes the whole reward -1, not the term.
     group_by: "question" (all of a question's episodes) or "context" (candidates of one request).
     scale: what a centred reward is divided by; scale_eps is added to it. drop_zero_variance: leave
     groups of equal rewards out of the policy loss and its count (never distillation's tokens).
