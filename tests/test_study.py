@@ -145,6 +145,6 @@ def test_jobs_go_seed_by_seed_and_a_wrong_name_is_told_the_nearest():
 def test_listing_shows_what_has_a_record(tmp_path):
     records.append(tmp_path, record("opd", 1, {"a": "4"}))
     lines = study_report.listing(tmp_path).splitlines()
-    assert lines[0] == f"grid {study_grid.digest()}: {len(CELLS)} cells"
+    assert lines[0].startswith(f"{len(CELLS)} cells")
     (line,) = [line for line in lines if line.startswith("opd ")]
     assert ".x..." in line

@@ -5,7 +5,6 @@ CELL/seed_S/ holds the stage and its evaluation. Must not know: what cells chang
 """
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from mas_jax.evaluation.statistics import (
     macro_average,
 )
 from mas_jax.learning import assembly, cost, evaluate, pipeline, revision
+from mas_jax.learning.study_freeze import check, start_directory, weights_digest
 from mas_jax.learning.study_grid import CAPS, CELLS, Cell, make_config
 
 # what a record keeps of every step, under the names of metrics.jsonl
@@ -40,28 +40,26 @@ CAPPED_RUNS = 1  # of each question under a cap; there are four without one
 logger = logging.getLogger(__name__)
 
 
-def start_directory(name: str) -> Path:
-    """The starting policy of this name, an asset. Raises: FileNotFoundError."""
-    return assembly.asset(f"{name}_policy")
-
-
 def run_directory(workdir: Path, cell: str, seed: int) -> Path:
     """Where a run of a cell is, or will be."""
     return workdir / cell / f"seed_{seed}"
 
 
-def run(name: str, seed: int, *, workdir: Path, results: Path, console: Console) -> dict:
+def run(
+    name: str, seed: int, *, workdir: Path, results: Path, frozen: Path, console: Console
+) -> dict:
     """The record of a cell and a seed; first runs the cells whose policies it reads.
 
-    Raises: KeyError for another name; as `pipeline.run`.
+    Raises: ValueError if the cell is not as it was frozen; as `pipeline.run`.
     """
+    check(frozen, name)
     found = records.read(results).get(name, {}).get(seed)
     if found is not None:
         console.print(f"{name}, seed {seed}: its record is in {results}")
         return found
     cell = CELLS[name]
     for other in {cell.teacher, cell.policy} - {"", "own", "start"}:
-        run(other, seed, workdir=workdir, results=results, console=console)
+        run(other, seed, workdir=workdir, results=results, frozen=frozen, console=console)
     logger.info("%s, seed %d: %s", name, seed, cell.what)
     directory = run_directory(workdir, name, seed)
     config = make_config(cell, seed)
@@ -167,11 +165,3 @@ def _record(
             if any(name in step for step in steps)
         },
     }
-
-
-def weights_digest(directory: Path) -> str:
-    """Of a policy's weights."""
-    found = hashlib.blake2b(digest_size=8)
-    for path in sorted(directory.glob("*.safetensors")):
-        found.update(path.read_bytes())
-    return found.hexdigest()

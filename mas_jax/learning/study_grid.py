@@ -1,10 +1,9 @@
 """The study's grid: every cell, what it changes in the study's config, and how many seeds it gets.
 
-A cell is one system in one setting. It was written down before the first compared run; STUDY.md
-holds the digest of it. Must not know: how a cell is run, results.
+A cell is one system in one setting; `study_freeze.py` keeps what it was before its first run.
+Must not know: how a cell is run, results.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -242,14 +241,31 @@ SWEEPS = (
 CELLS = {cell.name: cell for cell in (*MAIN, *OTHERS, *SWEEPS, *_axis_cells())}
 
 
-def digest() -> str:
-    """Of every cell with its whole config, but for the defaults of code that no cell changes."""
-    found = hashlib.blake2b(digest_size=8)
-    for cell in CELLS.values():
-        config = json.loads(make_config(cell, 0).to_json_best_effort())
-        line = [cell.name, cell.team, cell.seeds, cell.policy, cell.teacher, cell.start, config]
-        found.update(json.dumps(line, sort_keys=True).encode() + b"\n")
-    return found.hexdigest()
+def changes(cell: Cell) -> dict[str, object]:
+    """What the cell's config, seed 0, has else than the defaults: value by key; None for a key that
+    it lacks."""
+    own, default = (_flat(config) for config in (make_config(cell, 0), default_config()))
+    return {
+        key: own.get(key)
+        for key in sorted({*own, *default})
+        if own.get(key, _MISSING) != default.get(key, _MISSING)
+    }
+
+
+_MISSING = object()
+
+
+def _flat(config: ConfigDict) -> dict[str, object]:
+    """JSON values by dotted key."""
+    found: dict[str, object] = {}
+    open_ = [("", json.loads(config.to_json_best_effort()))]
+    while open_:
+        prefix, value = open_.pop()
+        if isinstance(value, dict):
+            open_ += [(f"{prefix}.{key}" if prefix else key, v) for key, v in value.items()]
+        else:
+            found[prefix] = value
+    return found
 
 
 # --- what is asked of the records: (first, second), the question is whether first is better -------

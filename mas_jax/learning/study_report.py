@@ -7,14 +7,14 @@ from pathlib import Path
 
 from mas_jax.evaluation import study as records
 from mas_jax.evaluation.report import Grid, to_markdown
-from mas_jax.learning.study_grid import AXIS_CLAIMS, CELLS, CLAIMS, digest
+from mas_jax.learning.study_grid import AXIS_CLAIMS, CELLS, CLAIMS
 
 
 def listing(results: Path) -> str:
     """A line a cell: its name, which of its seeds have a record, and what it is."""
     runs = records.read(results)
     width = max(map(len, CELLS))
-    lines = [f"grid {digest()}: {len(CELLS)} cells"]
+    lines = [f"{len(CELLS)} cells; x: a seed that has a record"]
     for cell in CELLS.values():
         own = runs.get(cell.name, {})
         done = "".join("x" if seed in own else "." for seed in range(cell.seeds))
