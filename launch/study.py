@@ -45,9 +45,10 @@ def main(argv: list[str]) -> None:
 
 def _run(jobs: list[tuple[str, int]], results: Path) -> None:
     assembly.start_process()
+    lab = study.Lab(Path(WORKDIR.value), results, study_freeze.FILE)
     for name, seed in jobs:
         try:
-            study.run(name, seed, workdir=Path(WORKDIR.value), results=results, console=Console())
+            study.run(name, seed, lab, Console())
         except loop.Interrupted as stop:
             raise SystemExit(f"{name}, seed {seed}: {stop}") from stop
         except (ValueError, rollout.TooManyFailures, workdir.InUse) as error:

@@ -26,7 +26,7 @@ from mas_jax.evaluation.statistics import (
 )
 from mas_jax.learning import assembly, cost, evaluate, pipeline, revision
 from mas_jax.learning.study_freeze import check, start_directory, weights_digest
-from mas_jax.learning.study_grid import CAPS, CELLS, Cell, make_config
+from mas_jax.learning.study_grid import CAPS, CELLS, Cell, Change, make_config, nothing
 
 # what a record keeps of every step, under the names of metrics.jsonl
 CURVES = (
@@ -40,39 +40,64 @@ CAPPED_RUNS = 1  # of each question under a cap; there are four without one
 logger = logging.getLogger(__name__)
 
 
-def run_directory(workdir: Path, cell: str, seed: int) -> Path:
-    """Where a run of a cell is, or will be."""
-    return workdir / cell / f"seed_{seed}"
+@dataclasses.dataclass(frozen=True)
+class Lab:
+    """Where runs happen: policies and evaluations in workdir, records in results.
+
+    frozen: the grid on disk that a cell must agree with, None for runs that are no part of the
+    study. change: made to every config after the cell's own.
+    """
+
+    workdir: Path
+    results: Path
+    frozen: Path | None
+    change: Change = nothing
+
+    def directory(self, cell: str, seed: int) -> Path:
+        """Where a run of a cell is, or will be."""
+        return self.workdir / cell / f"seed_{seed}"
 
 
-def run(
-    name: str, seed: int, *, workdir: Path, results: Path, frozen: Path, console: Console
-) -> dict:
+def rehearsal(directory: Path) -> Lab:
+    """A lab for a small live run, minutes on two cores: shows the machinery, measures nothing."""
+
+    def _shrink(config: ConfigDict) -> None:
+        for stage in config.stages.values():
+            stage.steps = 3
+        config.train.update(dict(questions=4, group_size=4, candidates=2))
+        config.evaluation.update(dict(num_questions=14, num_runs=2))
+
+    return Lab(directory / "runs", directory / "results", None, _shrink)
+
+
+def run(name: str, seed: int, lab: Lab, console: Console) -> dict:
     """The record of a cell and a seed; first runs the cells whose policies it reads.
 
     Raises: ValueError if the cell is not as it was frozen; as `pipeline.run`.
     """
-    check(frozen, name)
-    found = records.read(results).get(name, {}).get(seed)
+    if lab.frozen is not None:
+        check(lab.frozen, name)
+    found = records.read(lab.results).get(name, {}).get(seed)
     if found is not None:
-        console.print(f"{name}, seed {seed}: its record is in {results}")
+        console.print(f"{name}, seed {seed}: its record is in {lab.results}")
         return found
     cell = CELLS[name]
     for other in {cell.teacher, cell.policy} - {"", "own", "start"}:
-        run(other, seed, workdir=workdir, results=results, frozen=frozen, console=console)
+        run(other, seed, lab, console)
     logger.info("%s, seed %d: %s", name, seed, cell.what)
-    directory = run_directory(workdir, name, seed)
+    directory = lab.directory(name, seed)
     config = make_config(cell, seed)
+    lab.change(config)
     config.model.checkpoint = str(start_directory(cell.start))
     if cell.teacher:
-        config.teacher.checkpoint = str(_policy(workdir, cell.teacher, seed))
+        config.teacher.checkpoint = str(_policy(lab, cell.teacher, seed))
     if cell.policy == "own":
         prepared = pipeline.prepare(config, directory)
         policy = pipeline.run(prepared, console)[config.train.stages[-1]]
         scene, engines = prepared.scene, prepared.engines
     else:
         start = Path(config.model.checkpoint)
-        policy = start if cell.policy == "start" else _policy(workdir, cell.policy, seed)
+        policy = start if cell.policy == "start" else _policy(lab, cell.policy, seed)
         config.teacher.checkpoint = str(start)  # of rows that nothing trains by
         validate(config)
         tokenizer = assembly.load_tokenizer(start)
@@ -80,14 +105,14 @@ def run(
         engines = assembly.make_engines(config, start, tokenizer)
     plays = _play(config, cell, directory / "evaluation", policy, scene, engines, console)
     record = _record(config, cell, seed, directory, plays, scene)
-    records.append(results, record)
+    records.append(lab.results, record)
     return record
 
 
-def _policy(workdir: Path, name: str, seed: int) -> Path:
+def _policy(lab: Lab, name: str, seed: int) -> Path:
     """The policy that a cell's last stage trained."""
     stage = make_config(CELLS[name], seed).train.stages[-1]
-    return run_directory(workdir, name, seed) / stage / "policy"
+    return lab.directory(name, seed) / stage / "policy"
 
 
 def _play(

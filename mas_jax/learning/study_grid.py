@@ -71,8 +71,8 @@ def make_config(cell: Cell, seed: int) -> ConfigDict:
 # --- what cells change ----------------------------------------------------------------------------
 
 
-def _nothing(config: ConfigDict) -> None:
-    pass
+def nothing(config: ConfigDict) -> None:
+    """No change."""
 
 
 def _both(*changes: Change) -> Change:
@@ -161,7 +161,7 @@ class Axis:
 AXES = (
     Axis("closed_book", "half of the questions known by heart, single hops",
          _families(*_HALF_KNOWN, closed_share=1.0, train=300, held_out=190)),
-    Axis("wasteful", "Leader and Answerer that waste good reports (another start)", _nothing,
+    Axis("wasteful", "Leader and Answerer that waste good reports (another start)", nothing,
          start="wasteful"),
     Axis("together", "evidence of two Searchers is needed (comparisons)",
          _families("2wiki_like", held_out=190)),
@@ -181,10 +181,10 @@ def _axis_cells() -> list[Cell]:
     for axis in AXES:
         teacher = f"{TEACHER_CELL}@{axis.name}"
         for system, team, change, own_teacher in (
-            ("hierarchy_base", "hierarchy", _nothing, ""),
+            ("hierarchy_base", "hierarchy", nothing, ""),
             (TEACHER_CELL, "cascade", _cascade_rl, ""),
-            ("teacher_in_hierarchy", "hierarchy", _nothing, ""),
-            ("opd", "hierarchy", _nothing, teacher),
+            ("teacher_in_hierarchy", "hierarchy", nothing, ""),
+            ("opd", "hierarchy", nothing, teacher),
             ("searcher_outcome", "hierarchy", _outcome, teacher),
             ("no_signal", "hierarchy", _searcher(advantages=()), teacher),
         ):
@@ -201,12 +201,12 @@ def _axis_cells() -> list[Cell]:
 
 _T = TEACHER_CELL
 MAIN = (
-    Cell("cascade_base", "C-MAS, untrained", "cascade", 5, _nothing, policy="start"),
-    Cell("hierarchy_base", "H-MAS, untrained", "hierarchy", 5, _nothing, policy="start"),
+    Cell("cascade_base", "C-MAS, untrained", "cascade", 5, nothing, policy="start"),
+    Cell("hierarchy_base", "H-MAS, untrained", "hierarchy", 5, nothing, policy="start"),
     Cell(_T, "C-MAS + RL, the teacher", "cascade", 5, _cascade_rl),
     Cell("teacher_in_hierarchy", "the teacher's weights in the hierarchy, no Stage II",
-         "hierarchy", 5, _nothing, policy=_T),
-    Cell("opd", "MultiAgent-OPD", "hierarchy", 5, _nothing, teacher=_T),
+         "hierarchy", 5, nothing, policy=_T),
+    Cell("opd", "MultiAgent-OPD", "hierarchy", 5, nothing, teacher=_T),
     Cell("searcher_outcome", "Searcher on the outcome", "hierarchy", 5, _outcome, teacher=_T),
     Cell("untrained_teacher", "Searcher distilled from the start", "hierarchy", 5,
          _searcher(teacher="initial"), teacher=_T),
@@ -238,7 +238,8 @@ SWEEPS = (
     _student("opd_mixed_kl", "exact Jensen-Shannon divergence", 1, _exact("jsd")),
 )  # fmt: skip
 
-CELLS = {cell.name: cell for cell in (*MAIN, *OTHERS, *SWEEPS, *_axis_cells())}
+GROUPS = (MAIN, OTHERS, SWEEPS, tuple(_axis_cells()))  # in the order in which they are run
+CELLS = {cell.name: cell for group in GROUPS for cell in group}
 
 
 def changes(cell: Cell) -> dict[str, object]:
@@ -301,7 +302,7 @@ AXIS_CLAIMS = tuple(
 
 
 def jobs(names: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
-    """(cell, seed) in the order in which to run them: seed by seed, cells in the grid's order.
+    """(cell, seed) in the order in which to run them: group by group, in each seed by seed.
 
     names: cells, or "all". seeds: none stands for all that the grid gives a cell.
     Raises: ValueError for another name, with the nearest one.
@@ -311,6 +312,9 @@ def jobs(names: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
             near = get_close_matches(name, CELLS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"--run={name}: no such cell; {hint}--list shows them")
-    chosen = [cell for cell in CELLS.values() if "all" in names or cell.name in names]
-    asked = [(c.name, seed) for c in chosen for seed in (seeds or range(c.seeds))]
-    return sorted(asked, key=lambda job: job[1])  # stable: cells stay in order
+    found = []
+    for group in GROUPS:
+        chosen = [cell for cell in group if "all" in names or cell.name in names]
+        asked = [(c.name, seed) for c in chosen for seed in (seeds or range(c.seeds))]
+        found += sorted(asked, key=lambda job: job[1])  # stable: cells stay in order
+    return found
