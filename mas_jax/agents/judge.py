@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable
 
 from mas_jax.agents.agent import shortened
 from mas_jax.agents.chat import Chat, Conversation
-from mas_jax.agents.oracle import read, sentences
+from mas_jax.agents.oracle import sentences
 from mas_jax.agents.prompts import fill
 from mas_jax.agents.setting import JudgeJob
 from mas_jax.data.world import World
-from mas_jax.data.world_text import RELATIONS, parse_ask, parse_statement
-from mas_jax.records import SampleKey, Stop
+from mas_jax.data.world_facts import Fact, draw_parts
+from mas_jax.data.world_text import parse_ask, parse_statement
+from mas_jax.records import Passage, SampleKey, Stop
 
 Judge = Callable[..., Awaitable[float | None]]  # (job, *, key)
 
@@ -135,32 +136,40 @@ def length_judge(world: World, *, accuracy: float, bias: float, full_words: int)
 
 
 def make_truth(world: World) -> Callable[[str, str], bool]:
-    """Whether a report, read as its readers do (the first statement that fits), gives the true
-    object of every hop of a subtask. False where the subtask is no question of the world."""
-    facts: dict[tuple[str, str], str] = {}
-    for passage in world.passages:
-        for relation in RELATIONS:
-            stated = parse_statement(relation, passage.text)
-            if stated:
-                facts.setdefault((relation, stated[0]), stated[1])
-    facts |= world.closed_book
+    """Whether a report gives the true object of every hop of a subtask, by any of its names.
 
-    def wanted(subtask: str) -> tuple[tuple[str, str, str], ...]:
-        """(relation, subject, object) of every hop; none if one of them is not known."""
+    It is read as its readers do: the first statement about a hop counts. False where the subtask
+    is no question of the world.
+    """
+    facts = {
+        (fact.relation, name): fact
+        for part in draw_parts(world.seed).values()
+        for fact in part.facts
+        for name in fact.subject.names
+    }
+
+    def wanted(subtask: str) -> list[Fact]:
+        """The fact of every hop; none if one of them is not known."""
         question = world.by_text.get(subtask)
-        found: list[tuple[str, str, str]] = []
+        found: list[Fact] = []
         for ask in question.decomposition if question else (subtask,):
-            for hop, (_, _, name) in enumerate(found, start=1):
-                ask = ask.replace(f"#{hop}", name)
-            parsed = parse_ask(ask)
-            if parsed is None or parsed not in facts:
-                return ()
-            found.append((*parsed, facts[parsed]))
-        return tuple(found)
+            for hop, fact in enumerate(found, start=1):
+                ask = ask.replace(f"#{hop}", fact.object.name)
+            if parse_ask(ask) not in facts:
+                return []
+            found.append(facts[parse_ask(ask)])
+        return found
+
+    def states(sources: list[Passage], fact: Fact) -> bool:
+        for source in sources:
+            stated = parse_statement(fact.relation, source.text)
+            if stated and stated[0] in fact.subject.names:
+                return stated[1] in fact.object.names
+        return False
 
     def is_right(subtask: str, report: str) -> bool:
         sources, hops = sentences([report]), wanted(subtask)
-        return bool(hops) and all(read(r, s, sources) == name for r, s, name in hops)
+        return bool(hops) and all(states(sources, fact) for fact in hops)
 
     return is_right
 
