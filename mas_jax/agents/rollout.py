@@ -236,7 +236,7 @@ def _check_results(
 def _checked_judgement(score: float | None) -> float | None:
     if score is not None and not 0.0 <= score <= 1.0:
         raise ValueError(f"judgement {score} is outside [0, 1]")
-    return score
+    return None if score is None else float(score)
 
 
 def _checked_rewards(values: Sequence[float], num_predictions: int) -> tuple[float, ...]:
