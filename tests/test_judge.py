@@ -12,7 +12,7 @@ from chat_server import ChatServer, answer, failure
 from config_files import load
 from rich.console import Console
 from scripted_team import CharTokenizer, cut
-from small_runs import save_start, scripted_stage, small_config
+from small_runs import save_start, scripted_stage, small_config, small_pipeline
 
 from mas_jax import metrics
 from mas_jax.agents import chat
@@ -31,7 +31,7 @@ from mas_jax.agents.setting import JudgeJob
 from mas_jax.data.world import make_world
 from mas_jax.data.world_facts import draw_parts
 from mas_jax.data.world_text import RELATIONS
-from mas_jax.learning import loop
+from mas_jax.learning import assembly, loop, pipeline
 from mas_jax.records import SampleKey, WorldError
 from mas_jax.sampling.api import Client
 
@@ -297,8 +297,37 @@ def test_a_judge_that_likes_length():
 # --- a training step ------------------------------------------------------------------------------
 
 
-def test_a_stage_with_a_judge_trains_and_counts_what_the_judge_did(tmp_path):
-    start = save_start(tmp_path / "start")
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return save_start(tmp_path_factory.mktemp("start") / "policy")
+
+
+def test_the_config_makes_its_judge_for_stages_that_ask(start, tmp_path):
+    changes = dict(judge__kind="length", judge__length_bias=0.5, judge__full_words=10)
+    config = small_config(start, teacher__checkpoint=str(start), **changes)
+    made = small_pipeline(config, tmp_path)
+    assert pipeline.make_stage(made, "student").world.judge is None
+    config.stages.student.programme.searcher.behaviour = "judge"
+    question = a_question("popqa_like")
+    right = true_statements(question)[0]
+    want = 0.5 + 0.5 * min(len(right.split()) / 10, 1.0)
+    judge = pipeline.make_stage(made, "student").world.judge
+    assert say(judge, job(question.text, right)) == want
+    config.judge.update(dict(kind="oracle", accuracy=0.0))
+    assert say(assembly.make_judge(config, made.scene, start), job(question.text, right)) == 0.0
+    with ChatServer([answer("<score>5</score>"), failure(500)]) as server:
+        config.judge.update(
+            dict(kind="api", base_url=server.url, model="m", cache=str(tmp_path / "answers"))
+        )
+        judge = assembly.make_judge(config, made.scene, start)
+        assert [say(judge), say(judge)] == [0.5, 0.5]
+        assert len(server.bodies) == 1  # the second is from the cache
+    # "policy" has engines of its own, with the starting weights
+    config.judge.update(dict(kind="policy", prompts="small", max_tokens=4))
+    assert say(assembly.make_judge(config, made.scene, start)) is None  # it babbles
+
+
+def test_a_stage_with_a_judge_trains_and_counts_what_the_judge_did(start, tmp_path):
     config = small_config(start, teacher__checkpoint=str(start), stages__student__steps=1)
     critic = load("toy_prompted_critic").get_config()
     config.stages.student.programme = critic.stages.student.programme
