@@ -18,7 +18,8 @@ def role(**changes) -> ConfigDict:
     row = ConfigDict(
         dict(
             trained=True, advantages=("group",), correct="mean", behaviour="none",
-            behaviour_weight=0.1, behaviour_cap=6, invalid="term", group_by="question",
+            behaviour_weight=0.1, behaviour_cap=6, judge_weights=(0.1, 0.4, 0.5),
+            alignment="none", invalid="term", group_by="question",
             scale="std", scale_eps=1e-6, drop_zero_variance=False, teacher="teacher", beta=0.01,
             log_ratio_clip=0.0, future_discount=0.0, gae_discount=1.0, gae_decay=1.0,
             policy_loss="ppo", clip_low=0.2, clip_high=0.2, dual_clip=0.0, divergence="none",
@@ -124,6 +125,16 @@ def default_config() -> ConfigDict:
                          programme=cascade_programme()),
             student=dict(team="hierarchy", sampler="policy", steps=40,
                          programme=hierarchy_programme(beta=0.1)),
+        )
+    )  # fmt: skip
+    # who scores subtasks where a row's behaviour is "judge": agents/judge.py. "oracle" and "length"
+    # know the toy world (accuracy; length_bias, full_words); "policy" is the starting policy, "api"
+    # an endpoint (base_url without "/chat/completions", the key's environment variable, the model,
+    # a directory for answers), both asked with `judge.txt` of the prompt set `prompts`
+    config.judge = ConfigDict(
+        dict(
+            kind="oracle", accuracy=1.0, length_bias=0.0, full_words=24, prompts="full",
+            max_tokens=256, max_chars=24_000, base_url="", key_variable="", model="", cache="",
         )
     )  # fmt: skip
     # checkpoint: a directory in the Hugging Face layout; ema_decay: of the teacher named "ema"

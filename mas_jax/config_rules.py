@@ -18,6 +18,7 @@ SPLITS = ("train", "validation", "test")
 TEMPLATES = ("toy", "qwen-instruct", "qwen3-thinking", "qwen3-not-thinking", "smollm2")
 DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py
 BACKENDS = ("auto", "exact", "scann", "device", "bm25")  # retrieval/index.py, bm25_index.py
+JUDGES = ("oracle", "length", "policy", "api")  # learning/assembly.py make_judge
 SAMPLERS = ("policy", "oracle")
 SCHEDULES = ("constant", "linear", "cosine")
 REMATS = ("none", "dots", "full")
@@ -190,8 +191,52 @@ def _check_stage(config: ConfigDict, name: str) -> None:
             f"{where}.programme has rows for {sorted(given)} and its team, the {stage.team}, acts "
             f"as {sorted(wanted)}; give exactly these"
         )
+    if any(row.trained and row.behaviour == "judge" for row in stage.programme.values()):
+        _check_judge(config, stage, where=where)
     for acting, row in stage.programme.items():
         _check_row(config, stage, acting, row, where=f"{where}.programme.{acting}")
+
+
+def _check_judge(config: ConfigDict, stage: ConfigDict, *, where: str) -> None:
+    """What the judge of a stage needs. Raises: ValueError."""
+    j = config.judge
+    _check_choice("judge.kind", j.kind, JUDGES)
+    if stage.team == "single":
+        raise ValueError(
+            f"{where}.team='single' has no subtasks for a judge; set behaviour to another than "
+            "'judge', or team='hierarchy'"
+        )
+    check_no_secret("judge.base_url", j.base_url)
+    if j.kind in ("oracle", "length") and config.data.test:
+        raise ValueError(
+            f"judge.kind={j.kind!r} knows the toy world only, and data.test={config.data.test}; "
+            "set 'policy' or 'api'"
+        )
+    for key in ("accuracy", "length_bias"):
+        if not 0.0 <= j[key] <= 1.0:
+            raise ValueError(f"judge.{key}={j[key]} is outside [0, 1]")
+    if j.length_bias and j.kind != "length":
+        raise ValueError(
+            f"judge.length_bias={j.length_bias} is of kind 'length', and judge.kind={j.kind!r}; "
+            "set judge.kind='length' or length_bias=0.0"
+        )
+    for key in ("full_words", "max_tokens", "max_chars"):
+        if j[key] < 1:
+            raise ValueError(f"judge.{key}={j[key]} must be at least 1")
+    if j.kind == "policy" and config.model.template == "toy":
+        raise ValueError(
+            "judge.kind='policy' asks the starting policy in plain words, and model.template='toy' "
+            "has none; set judge.kind='oracle', or a real model"
+        )
+    if j.kind == "policy" and j.max_tokens >= config.engine.context:
+        raise ValueError(
+            f"judge.max_tokens={j.max_tokens} leaves no room in engine.context="
+            f"{config.engine.context}; lower it"
+        )
+    if j.kind == "api" and not (j.base_url and j.model):
+        raise ValueError(
+            f"judge.kind='api' with base_url={j.base_url!r} and model={j.model!r}; name both"
+        )
 
 
 def _check_row(

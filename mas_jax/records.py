@@ -169,7 +169,8 @@ class Episode:
     failed_searches: of these, how many the retriever failed. turns_used: by Leader and Searchers.
     outcome: "answered", or what kept the policy from answering ("invalid", "no turns", "context").
     "failure": the world failed before that was known. retrieved: id and title of each passage
-    that a search found, each once, sorted.
+    that a search found, each once, sorted. judgements: of each Searcher's work, by path, where a
+    judge was asked: in [0, 1], None where it failed.
     """
 
     question: str
@@ -185,3 +186,4 @@ class Episode:
     outcome: str
     failure: Failure | None = None
     retrieved: tuple[tuple[str, str], ...] = ()
+    judgements: tuple[tuple[str, float | None], ...] = ()

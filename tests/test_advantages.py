@@ -101,6 +101,46 @@ def test_wrong_arguments_are_errors():
             advantages.group_relative(rewards, groups, scale=scale, eps=eps)
 
 
+def test_weighted_groups_by_hand_in_every_scale():
+    # weights 3, 1: n = 4, mean 3/4, squares 3/16 + 9/16 = 3/4; n: sqrt(3/16), n - 1: sqrt(1/4);
+    # less the mean of the other three: 1 - 2/3, 0 - 1. The other group keeps to itself.
+    expected = {
+        "population_std": np.array([0.25, -0.75]) / (math.sqrt(3 / 16) + EPS),
+        "std": np.array([0.25, -0.75]) / (0.5 + EPS),
+        "none": [0.25, -0.75],
+        "leave_one_out": [1 / 3, -1.0],
+    }
+    for scale, values in expected.items():
+        got, is_constant, census = advantages.group_relative(
+            [1.0, 0.0, 0.5, None], ["a", "a", "b", "a"], scale=scale, eps=EPS,
+            weights_X=np.array([3.0, 1.0, 8.0, 5.0]),
+        )  # fmt: skip
+        np.testing.assert_allclose(got, [*values, 0.0, 0.0], atol=1e-14)
+        assert is_constant.tolist() == [False, False, True, False]
+        assert census == advantages.Census(2, 1, 2, 1.5, 0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("scale", advantages.SCALES)
+def test_a_weight_of_one_is_none_and_the_scale_of_a_fraction_is_its_own(scale):
+    rewards, groups = [1.0, 0.0, 0.3, 0.9, 0.2], [0, 0, 0, 1, 1]
+    plain, *_ = advantages.group_relative(rewards, groups, scale=scale, eps=EPS)
+    ones, *_ = advantages.group_relative(
+        rewards, groups, scale=scale, eps=EPS, weights_X=np.ones(5)
+    )
+    np.testing.assert_array_equal(plain, ones)
+    small, *_ = advantages.group_relative(
+        rewards, groups, scale="population_std", eps=EPS, weights_X=np.full(5, 0.01)
+    )
+    large, *_ = advantages.group_relative(rewards, groups, scale="population_std", eps=EPS)
+    np.testing.assert_allclose(small, large, rtol=1e-12)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan]])
+def test_weights_that_weigh_nothing_are_errors(weights):
+    with pytest.raises(ValueError, match="want 2 above 0"):
+        advantages.group_relative([1, 2], [0, 0], scale="std", eps=EPS, weights_X=weights)
+
+
 # --- groups: one at a time, and what must not change them -----------------------------------------
 
 SAMPLES = st.lists(

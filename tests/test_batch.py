@@ -114,6 +114,27 @@ def test_packing_by_hand():
     assert stats.role_tokens == {"leader": 5, "searcher": 5}
 
 
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_weights_of_equal_traces_add_up_as_if_each_stood_there_so_often(aggregation):
+    programme = {"searcher": replace(ROW, aggregation=aggregation)}
+    once = make_credited([1, 2, 3], [0, 2, 2], advantage=0.5)
+    other = make_credited([4, 5], [0, 2], advantage=0.5)
+    weighted = [replace(once, weight=2.0), replace(once, weight=1.0), replace(other, weight=4.0)]
+    got, _, stats = pack_alone(weighted, programme)
+    want, _, _ = pack_alone([once] * 3 + [other] * 4, programme)
+    for field in fields(got):
+        np.testing.assert_array_equal(getattr(got, field.name), getattr(want, field.name))
+    assert (stats.num_traces, stats.merged_traces) == (2, 1)
+    # a fraction is a weight as well; what is dropped keeps its own out of the policy loss alone
+    part = [replace(once, weight=2 / 3), replace(other, weight=0.25, is_dropped=True)]
+    got, _, _ = pack_alone(part, programme)
+    share = 2 if aggregation == "sequence" else 1
+    found = {tokens: weights for tokens, _, _, weights in packed_traces(got)}
+    assert found[1, 2, 3] == pytest.approx((0, 2 / 3 / share, 2 / 3 / share))
+    assert found[4, 5] == (0, 0.25)
+    assert got.policy_weights_MBT.sum() == pytest.approx(4 / 3 / share)
+
+
 def test_micro_batches_are_padded_to_a_power_of_two_and_the_used_ones_counted():
     shapes = {}
     for count in (1, 2, 4, 5, 10, 18):

@@ -102,6 +102,12 @@ def test_every_docstring_holds_a_command_that_runs_this_config(name):
             {f"stages.student.programme.searcher.{key}"
              for key in ("advantages", "divergence", "divergence_coef")},
         ),
+        (
+            "toy_prompted_critic",
+            "toy",
+            {f"stages.student.programme.searcher.{key}"
+             for key in ("advantages", "behaviour", "scale", "alignment", "beta", "entropy_coef")},
+        ),
         ("toy_paper_beta", "toy", {"stages.student.programme.searcher.beta"}),
         ("toy_jsd", "toy_exact_kl", {"stages.student.programme.searcher.divergence"}),
         (
@@ -303,6 +309,76 @@ def test_settings_that_look_odd_but_fit_are_accepted(changes):
     config = default_config()
     config.update_from_flattened_dict(changes)
     validate(config)
+
+
+_CRITIC = {
+    "stages.student.programme.searcher.behaviour": "judge",
+    "stages.student.programme.searcher.advantages": ("group",),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"judge.kind": "orcale"}, "judge.kind: 'orcale' is unknown; did you mean 'oracle'?"),
+        ({"judge.accuracy": 1.5}, "judge.accuracy=1.5 is outside [0, 1]"),
+        ({"judge.kind": "length", "judge.length_bias": -0.1}, "judge.length_bias=-0.1 is outside"),
+        ({"judge.length_bias": 0.5}, "judge.length_bias=0.5 is of kind 'length', and"),
+        ({"judge.full_words": 0}, "judge.full_words=0 must be at least 1"),
+        ({"judge.kind": "policy"}, "and model.template='toy' has none"),
+        ({"judge.kind": "api", "judge.model": "m"}, "base_url='' and model='m'; name both"),
+        ({"judge.kind": "api", "judge.base_url": "http://me:key@host"}, "judge.base_url holds '@'"),
+        (
+            {"data.test": ("t.jsonl",), "data.server": "http://host"},
+            "judge.kind='oracle' knows the toy world only, and data.test=('t.jsonl',)",
+        ),
+    ],
+)
+def test_a_judge_that_cannot_judge_is_one_error_and_only_where_it_is_asked(changes, message):
+    config = default_config()
+    config.update_from_flattened_dict(changes)
+    validate(config)
+    config.update_from_flattened_dict(_CRITIC)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validate(config)
+
+
+def test_judges_that_fit_are_accepted():
+    for changes in (
+        {},
+        {"judge.kind": "length", "judge.length_bias": 0.5, "judge.accuracy": 0.8},
+        {"judge.kind": "api", "judge.model": "m", "judge.base_url": "http://host/v1"},
+    ):
+        config = default_config()
+        config.update_from_flattened_dict(_CRITIC | changes)
+        validate(config)
+
+
+def test_a_judge_needs_subtasks():
+    config = default_config()
+    programme = cascade_programme()
+    programme.searcher.behaviour = "judge"
+    with programme.unlocked():
+        del programme["answerer"]
+    only_stage(config, "agent", team="single", sampler="policy", programme=programme)
+    with pytest.raises(ValueError, match=r"stages\.agent\.team='single' has no subtasks"):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("acting", "changes", "message"),
+    [
+        ("leader", dict(behaviour="judge"), "leader.behaviour='judge' is of a searcher's subtasks"),
+        ("answerer", dict(alignment="weights"), "answerer.alignment='weights' is of a searcher's"),
+        ("searcher", dict(alignment="copies"), "searcher.alignment='copies'; choose from"),
+        ("searcher", dict(judge_weights=(0.5, 0.5)), "judge_weights=(0.5, 0.5): want three"),
+        ("searcher", dict(judge_weights=(0.1, 0.4, 2.0)), "want three in [0, 1]"),
+        ("searcher", dict(behaviour="judge", invalid="reward"), "contradicts behaviour='judge'"),
+    ],
+)
+def test_rows_of_a_critic_that_contradict_are_named(acting, changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_programme({acting: role(**changes).to_dict()})
 
 
 def test_a_single_agent_learns_with_one_row():

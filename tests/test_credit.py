@@ -15,7 +15,8 @@ from mas_jax.records import Failure, FailureKind
 
 ROW = Row(
     trained=True, advantages=("group",), correct="mean", behaviour="none", behaviour_weight=0.1,
-    behaviour_cap=6, invalid="term", group_by="question", scale="std", scale_eps=1e-6,
+    behaviour_cap=6, judge_weights=(0.1, 0.4, 0.5), alignment="none", invalid="term",
+    group_by="question", scale="std", scale_eps=1e-6,
     drop_zero_variance=False, teacher="teacher", beta=0.01, log_ratio_clip=0.0,
     future_discount=0.0, gae_discount=1.0, gae_decay=1.0, policy_loss="ppo", clip_low=0.2,
     clip_high=0.2, dual_clip=0.0, divergence="none", divergence_coef=0.0, jsd_beta=0.5,
@@ -243,3 +244,99 @@ def test_an_episode_that_comes_twice_is_named():
 def test_a_role_without_a_row_is_named():
     with pytest.raises(ValueError, match="has a answerer, for which the programme has no row"):
         credit([answers((1.0,))], {"searcher": ROW})
+
+
+# --- judged subtasks, and rollouts that weigh alike -----------------------------------------------
+
+CRITIC = replace(ROW, behaviour="judge", scale="population_std")
+
+
+def searched(rollout, scores, *, correct=0.0, uid="q", steps=ONE_SEARCH):
+    """An episode with a Searcher for each score."""
+    paths = [f"leader/w1.s{i}" for i in range(1, len(scores) + 1)]
+    traces = [make_trace("searcher", steps, path=path) for path in paths]
+    made = episode(uid, rollout, traces=traces, correct=(correct,))
+    return replace(made, judgements=tuple(zip(paths, scores, strict=True)))
+
+
+def test_a_searcher_is_rewarded_by_format_team_and_judge_by_hand():
+    invalid = [(3, 2, "invalid"), (2, 3, "report")]
+    judged = [
+        searched(0, [1.0, 0.2], correct=1.0),  # 0.1 + 0.4 + 0.5, 0.1 + 0.4 + 0.1
+        searched(1, [0.4]),  # 0.1 + 0.2
+        searched(2, [1.0], correct=1.0, steps=invalid),  # 0
+    ]
+    want = [1.0, 0.6, 0.3, 0.0]
+    np.testing.assert_allclose(rewards_of(judged, {"searcher": CRITIC}), want, rtol=1e-12)
+    other = replace(CRITIC, judge_weights=(0.0, 0.0, 1.0))
+    assert rewards_of(judged, {"searcher": other}) == [1.0, 0.2, 0.4, 0.0]
+
+
+def test_a_missing_judgement_leaves_one_searcher_out_and_nothing_else():
+    answered = make_trace("answerer", [(2, 2, "answer")])
+    judged = [searched(0, [1.0, None], correct=1.0), searched(1, [0.0, None, None])]
+    judged = [replace(e, traces=(*e.traces, replace(answered, rollout=e.rollout))) for e in judged]
+    programme = {"searcher": CRITIC, "answerer": ROW}
+    credited, metrics = credit(judged, programme)
+    assert [(c.trace.role, c.trace.rollout, c.trace.path) for c in credited] == [
+        ("searcher", 0, "leader/w1.s1"), ("answerer", 0, "answerer"),
+        ("searcher", 1, "leader/w1.s1"), ("answerer", 1, "answerer"),
+    ]  # fmt: skip
+    # as if the others had never been there: two rewards, one each side of their mean
+    assert [c.advantage for c in credited[::2]] == pytest.approx([1.0, -1.0], rel=1e-5)
+    assert metrics["credit/failed_episodes"] == 0
+    assert metrics["credit/searcher/judge_failures"] == 3
+    assert metrics["credit/searcher/judge_score"] == 0.5
+    assert metrics["credit/searcher/num_agents"] == 5
+    assert metrics["credit/searcher/num_traces"] == metrics["credit/searcher/group_size"] == 2
+    assert metrics["credit/searcher/reward"] == pytest.approx((1.0 + 0.1) / 2)
+
+
+def test_no_judgement_at_all_is_an_empty_role():
+    credited, metrics = credit([searched(0, [None, None])], {"searcher": CRITIC})
+    assert credited == [] and "credit/searcher/reward" not in metrics
+    assert metrics["credit/searcher/judge_failures"] == 2
+
+
+def test_a_row_that_wants_judgements_that_nobody_made_is_named():
+    alone = episode(traces=[make_trace("searcher", ONE_SEARCH)])
+    with pytest.raises(ValueError, match="searcher of 'q', rollout 0, was not judged"):
+        credit([alone], {"searcher": CRITIC})
+
+
+def test_aligned_rollouts_weigh_alike_by_hand():
+    aligned = replace(CRITIC, alignment="weights", judge_weights=(0.0, 0.0, 1.0))
+    judged = [searched(0, [1.0]), searched(1, [0.0, 0.5]), searched(2, [0.0, 0.0, 1.0, 1.0])]
+    credited, metrics = credit(judged, {"searcher": aligned})
+    # d = 4: weights 4; 2, 2; 1, 1, 1, 1. Mean (4 + 1 + 2) / 12 = 7/12,
+    # variance (6 * 1 + 2 / 4) / 12 - 49/144 = (78 - 49) / 144 = 29/144
+    assert [c.weight for c in credited] == [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+    want = [(12 * r - 7) / math.sqrt(29) for r in (1, 0, 0.5, 0, 0, 1, 1)]
+    np.testing.assert_allclose([c.advantage for c in credited], want, rtol=1e-5)
+    assert metrics["credit/searcher/aligned_to"] == metrics["credit/searcher/weight_max"] == 4
+    # not aligned: every agent alike
+    credited, metrics = credit(judged, {"searcher": replace(aligned, alignment="none")})
+    assert {c.weight for c in credited} == {1.0} and "credit/searcher/aligned_to" not in metrics
+
+
+def test_hosts_agree_on_the_number_that_weights_are_scaled_to():
+    aligned = replace(CRITIC, alignment="weights")
+    heard = []
+
+    def agree(value):
+        heard.append(value)
+        return 6
+
+    credited, _ = credit([searched(0, [1.0, 0.0])], {"searcher": aligned}, agree=agree)
+    assert [c.weight for c in credited] == [3.0, 3.0]
+    # a host without such agents, or episodes, is asked as well
+    credit([answers((1.0,))], {"searcher": aligned, "answerer": ROW}, agree=agree)
+    credit([], {"searcher": aligned}, agree=agree)
+    assert heard == [2, 1, 1]
+
+
+def test_a_missing_judgement_leaves_its_rollout_its_whole_weight():
+    aligned = replace(CRITIC, alignment="weights")
+    judged = [searched(0, [1.0, None]), searched(1, [0.0, 1.0])]
+    credited, _ = credit(judged, {"searcher": aligned})
+    assert [c.weight for c in credited] == [2.0, 1.0, 1.0]

@@ -104,6 +104,14 @@ def test_every_episode_survives_json_exactly():
         assert episode_json.from_json(episode_json.to_json(episode)) == episode
 
 
+def test_judgements_survive_json_and_older_files_have_none():
+    judged = replace(make_episode("a0", 0), judgements=(("leader/w1.s1", 0.7), ("s", None)))
+    value = json.loads(json.dumps(episode_json.to_json(judged)))
+    assert episode_json.from_json(value) == judged
+    del value["judgements"]
+    assert episode_json.from_json(value) == make_episode("a0", 0)
+
+
 def test_a_token_that_was_certain_keeps_its_place_in_json():
     trace = make_trace("searcher", [(2, 3, "search")])
     trace = replace(trace, logprobs=(0.0, 0.0, -1.0, 0.0, -2.0))

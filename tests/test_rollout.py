@@ -389,3 +389,96 @@ def test_the_script_ends_texts_as_an_engine_would():
     assert text(cut("x</a>y", 99, stop).tokens) == "x</a>"
     assert text(cut("xy", 99, stop).tokens) == "xy<|im_end|>"
     assert (text(cut("xyz", 2, stop).tokens), cut("xyz", 2, stop).stop_reason) == ("xy", "length")
+
+
+# --- judged episodes ------------------------------------------------------------------------------
+
+
+def test_each_searchers_work_is_judged_once_and_at_once_after_the_play():
+    script, asked, at_once = Script(WAVE), [], asyncio.Event()
+
+    async def judge(job, *, key):
+        assert len(script.rewarded) == 1
+        asked.append((job, key))
+        if len(asked) == 2:
+            at_once.set()
+        await at_once.wait()
+        return {"one": 0.25, "two": 1}[job.subtask]
+
+    (episode,) = play(jobs(1), make_team("hierarchy"), failing(script, judge=judge))
+    assert episode.judgements == (("leader/w1.s1", 0.25), ("leader/w1.s2", 1))
+    assert (episode.reward, episode.failure) == (1.0, None)
+    (first, key), (second, _) = sorted(asked, key=lambda pair: pair[0].path)
+    assert (first.question, first.path, first.report) == ("who 0", "leader/w1.s1", "x")
+    assert first.searches == (("a", (" thing about a |",)),)
+    assert (second.subtask, second.report) == ("two", "y")
+    assert (key.path, key.question, key.rollout) == ("leader/w1.s1/judge", "q0", 0)
+    assert (key.seed, key.purpose, key.step) == (RUN.seed, RUN.purpose, RUN.step)
+    # without a judge the same episode has no judgements
+    assert play(jobs(1), make_team("hierarchy"), script.world)[0].judgements == ()
+
+
+MUTE = {
+    "raises": raising(RuntimeError("boom")),
+    "api is down": raising(WorldError(FailureKind.API, "429")),
+    "cannot be read": giving(None),
+    "is nan": giving(float("nan")),
+    "is above 1": giving(7.0),
+    "is text": giving("7"),
+}
+
+
+@pytest.mark.parametrize("fault", MUTE)
+def test_a_failed_judgement_costs_its_score_and_not_the_episode(fault):
+    async def judge(job, *, key):
+        return 0.5 if job.subtask == "two" else await MUTE[fault](job, key=key)
+
+    strict = dataclasses.replace(PATIENT, failure_frac=0.0)
+    world = failing(Script(WAVE), judge=judge)
+    (episode,) = play(jobs(1), make_team("hierarchy"), world, strict)
+    assert episode.judgements == (("leader/w1.s1", None), ("leader/w1.s2", 0.5))
+    assert (episode.reward, episode.failure, episode.correct) == (1.0, None, (1.0,))
+
+
+def test_a_judge_that_judges_nothing_stops_the_run():
+    world = failing(Script(WAVE), judge=giving(None))
+    limits = Limits(concurrent=2, failure_frac=0.5, min_episodes=4)
+    with pytest.raises(TooManyFailures, match="judge: 4, such as 'every judgement of an episode"):
+        play(jobs(9), make_team("hierarchy"), world, limits)
+
+
+def test_a_failed_episode_and_a_searcher_that_said_nothing_are_not_judged():
+    asked = []
+
+    async def judge(job, *, key):
+        asked.append(job.path)
+        return 1.0
+
+    lost = failing(Script(SAYS), reward=raising(OSError("gone")), judge=judge)
+    (episode,) = play(jobs(1), make_team("cascade"), lost)
+    assert episode.failure.kind == FailureKind.REWARD and episode.judgements == () == tuple(asked)
+    # the report of an invalid Searcher is empty, and judged; with no turn there was none
+    script = Script({**SAYS, ("searcher", 0): "?", ("searcher", 1): "?"})
+    (episode,) = play(jobs(1), make_team("cascade"), failing(script, judge=judge))
+    assert episode.judgements == (("searcher", 1.0),)
+    team = make_team("cascade")
+    none = dataclasses.replace(team, budgets=dataclasses.replace(team.budgets, turns=0))
+    (episode,) = play(jobs(1), none, failing(Script(SAYS), judge=judge))
+    assert episode.judgements == ()
+
+
+def test_cancelling_a_judgement_is_no_failure_of_the_judge():
+    async def judge(job, *, key):
+        await asyncio.sleep(60)
+
+    async def go():
+        task = asyncio.create_task(
+            collect(jobs(1), make_team("cascade"), failing(Script(SAYS), judge=judge))
+        )
+        for _ in range(60):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(go())

@@ -1,5 +1,7 @@
 """Behaviour terms: every case of the paper's definition by hand."""
 
+import math
+
 import pytest
 
 from mas_jax.records import Episode, StopReason, Trace, Turn
@@ -109,3 +111,13 @@ def test_the_mix_of_correctness_and_behaviour():
     for weight in (-0.1, 1.1):
         with pytest.raises(ValueError, match=f"weight={weight}"):
             terms.combine(1.0, 1.0, weight=weight)
+
+
+def test_a_judged_reward_is_format_correctness_and_judgement():
+    good, weights = trace("search", "report"), (0.1, 0.4, 0.5)
+    assert terms.judged(good, 1.0, 0.7, weights=weights) == pytest.approx(0.1 + 0.4 + 0.35)
+    assert terms.judged(good, 0.0, 0.0, weights=weights) == 0.1
+    assert math.isnan(terms.judged(good, 1.0, None, weights=weights))
+    # an invalid action is worth nothing, whatever the judge says, and that is known without it
+    for score in (1.0, None):
+        assert terms.judged(trace("invalid", "report"), 1.0, score, weights=weights) == 0.0

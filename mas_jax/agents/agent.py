@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from mas_jax.agents.actions import Action, Invalid, closing_tags, parse
 from mas_jax.agents.chat import Conversation
 from mas_jax.agents.prompts import Message, fill
-from mas_jax.agents.setting import Grant, Run, Team, World
+from mas_jax.agents.setting import Grant, JudgeJob, Run, Team, World
 from mas_jax.records import (
     ROLES,
     Question,
@@ -53,6 +53,7 @@ class Play:
         self.num_searches = 0
         self.failed_searches = 0
         self.retrieved: set[tuple[str, str]] = set()  # id and title of what searches found
+        self.jobs: list[JudgeJob] = []  # finished subtasks, for a judge
 
     @property
     def turns_left(self) -> int:
@@ -118,6 +119,7 @@ class Agent:
         self.num_generations = 0
         self.num_invalid = 0
         self.tokens_used = 0
+        self.searches: list[tuple[str, tuple[str, ...]]] = []  # queries, texts shown for each
         self.conversation: Conversation | None = None
         self._stop = Stop(play.team.chat.tokenizer.stop_ids, closing_tags(actions))
         play.agents.append(self)

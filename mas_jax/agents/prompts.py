@@ -25,6 +25,7 @@ _ALLOWED = {
     "report": {"id", "text"},
     "reports": {"items", "waves", "turns"},
     "invalid": {"reason"},
+    "judge": {"question", "subtask", "searches", "report"},
 }
 _NEEDED = {
     "leader": {"question"},
@@ -35,6 +36,7 @@ _NEEDED = {
     "information": {"items"},
     "report": {"id", "text"},
     "reports": {"items"},
+    "judge": {"subtask", "report"},
 }
 
 
@@ -103,8 +105,7 @@ def load_prompts(name: str | Path) -> Prompts:
     Raises: ValueError if a text is missing, unknown, or has a placeholder it cannot have, or an
     example is not such a pair.
     """
-    shipped = importlib.resources.files("mas_jax.agents") / "prompts"
-    folder = shipped / name if name in ("full", "small", "toy") else Path(name)
+    folder = _folder(name)
     texts = json.loads((folder / "observations.json").read_text(encoding="utf-8"))
     for role in _ROLES:
         texts[role] = (folder / f"{role}.txt").read_text(encoding="utf-8").removesuffix("\n")
@@ -115,14 +116,37 @@ def load_prompts(name: str | Path) -> Prompts:
             f"unknown {sorted(set(texts) - fields)}"
         )
     for key, text in texts.items():
-        found = set(_PLACEHOLDER.findall(text))
-        allowed, needed = _ALLOWED.get(key, set()), _NEEDED.get(key, set())
-        if not needed <= found <= allowed:
-            raise ValueError(
-                f"prompts {name}: {key} has placeholders {sorted(found)}, "
-                f"must have {sorted(needed)}, may have {sorted(allowed)}"
-            )
+        _check_placeholders(name, key, text)
     return Prompts(**texts, examples=_examples(name, folder / "examples.json"))
+
+
+def _folder(name: str | Path) -> Path:
+    shipped = importlib.resources.files("mas_jax.agents") / "prompts"
+    return shipped / name if name in ("full", "small", "toy") else Path(name)
+
+
+def _check_placeholders(name: str | Path, key: str, text: str) -> None:
+    found = set(_PLACEHOLDER.findall(text))
+    allowed, needed = _ALLOWED.get(key, set()), _NEEDED.get(key, set())
+    if not needed <= found <= allowed:
+        raise ValueError(
+            f"prompts {name}: {key} has placeholders {sorted(found)}, "
+            f"must have {sorted(needed)}, may have {sorted(allowed)}"
+        )
+
+
+def load_judge_prompt(name: str | Path) -> str:
+    """What a judge of subtasks is asked: `judge.txt` of a prompt set that has one ("full", "small")
+    or of a folder of one's own.
+
+    Raises: ValueError if there is none, or it has a placeholder it cannot have.
+    """
+    path = _folder(name) / "judge.txt"
+    if not path.is_file():
+        raise ValueError(f"prompts {name}: there is no judge.txt; take 'full' or 'small'")
+    text = path.read_text(encoding="utf-8").removesuffix("\n")
+    _check_placeholders(name, "judge", text)
+    return text
 
 
 def _examples(name: str | Path, path: Path) -> dict[str, tuple[tuple[str, str], ...]]:

@@ -1,17 +1,18 @@
 """Plays many episodes at once over an injected world, and holds the one error boundary.
 
 What `World`'s functions raise, or return in a wrong shape, is a failure of the world: the episode
-keeps its traces, has reward None and a `Failure`. Outcomes of the policy are ordinary episodes. An
-exception of our own code is neither: it propagates.
+keeps its traces, has reward None and a `Failure`; a judge's costs its score alone. Outcomes of the
+policy are ordinary episodes. An exception of our own code is neither: it propagates.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mas_jax.agents.agent import Play
-from mas_jax.agents.setting import Run, Team, World
+from mas_jax.agents.agent import Play, run_all
+from mas_jax.agents.setting import JudgeJob, Run, Team, World
 from mas_jax.agents.teams import PLAYS
 from mas_jax.records import (
     Episode,
@@ -20,6 +21,7 @@ from mas_jax.records import (
     Passage,
     Question,
     Sample,
+    SampleKey,
     SearchFailure,
     WorldError,
 )
@@ -28,8 +30,8 @@ from mas_jax.records import (
 @dataclass(frozen=True)
 class Limits:
     """concurrent: episodes in progress at once. The run stops once more than failure_frac of its
-    finished episodes failed, or had no search that did not, of which there must be at least
-    min_episodes."""
+    finished episodes failed, or had no search or no judgement that did not, of which there must be
+    at least min_episodes."""
 
     concurrent: int
     failure_frac: float
@@ -86,12 +88,15 @@ async def play_episode(
     """One episode; a failure of the world is part of it."""
     state = Play(question, rollout, team=team, world=guarded(world), run=run)
     predictions, correct, outcome, failure = (), (), "failure", None
+    judgements = ()
     try:
         endings = await PLAYS[team.name](state)
         predictions = tuple(ending.text for ending in endings)
         outcomes = [ending.outcome for ending in endings]
         outcome = "answered" if "answered" in outcomes else outcomes[0]
         correct = await state.world.reward(question, predictions)
+        if state.world.judge is not None:
+            judgements = await _judge(state)
     except WorldError as error:
         failure = Failure(error.kind, str(error))
     return Episode(
@@ -108,13 +113,35 @@ async def play_episode(
         outcome=outcome,
         failure=failure,
         retrieved=tuple(sorted(state.retrieved)),
+        judgements=judgements,
     )
 
 
+async def _judge(state: Play) -> tuple[tuple[str, float | None], ...]:
+    """The judgement of each finished subtask by path, asked for at once; None for a failed one."""
+
+    async def score(job: JudgeJob) -> tuple[str, float | None]:
+        key = SampleKey(
+            **vars(state.run), question=state.question.uid, rollout=state.rollout,
+            path=f"{job.path}/judge", turn=0,
+        )  # fmt: skip
+        try:
+            return job.path, await state.world.judge(job, key=key)
+        except WorldError as error:
+            logging.warning("%s of %s has no judgement: %s", job.path, state.question.uid, error)
+            return job.path, None
+
+    return tuple(await run_all(score(job) for job in sorted(state.jobs, key=lambda j: j.path)))
+
+
 def _failure(episode: Episode) -> Failure | None:
-    """What the world failed in an episode; also where it ended and every search of it failed."""
+    """What the world failed in an episode; also where it ended and every search or judgement of it
+    failed."""
     if episode.failure is None and 0 < episode.num_searches == episode.failed_searches:
         return Failure(FailureKind.RETRIEVER, "every search of an episode failed")
+    scores = [score for _, score in episode.judgements]
+    if episode.failure is None and scores and set(scores) == {None}:
+        return Failure(FailureKind.JUDGE, "every judgement of an episode failed")
     return episode.failure
 
 
@@ -160,7 +187,12 @@ def guarded(world: World) -> World:
             lambda values: _checked_rewards(values, len(predictions)),
         )
 
-    return World(sample=sample, search=search, reward=reward)
+    async def judge(job: JudgeJob, *, key: SampleKey) -> float | None:
+        return await _boundary(
+            FailureKind.JUDGE, lambda: world.judge(job, key=key), _checked_judgement
+        )
+
+    return World(sample, search, reward, judge=None if world.judge is None else judge)
 
 
 async def _boundary(
@@ -199,6 +231,12 @@ def _check_results(
         for passage in result:
             (passage.title + passage.text).encode()  # no tokenizer takes a lone surrogate
     return results
+
+
+def _checked_judgement(score: float | None) -> float | None:
+    if score is not None and not 0.0 <= score <= 1.0:
+        raise ValueError(f"judgement {score} is outside [0, 1]")
+    return None if score is None else float(score)
 
 
 def _checked_rewards(values: Sequence[float], num_predictions: int) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mas_jax.agents.actions import Invalid, Search
 from mas_jax.agents.agent import Agent, Play
 from mas_jax.agents.prompts import Message
-from mas_jax.agents.setting import Grant
+from mas_jax.agents.setting import Grant, JudgeJob
 
 MAX_INVALID = 2  # the first is corrected, the second ends the agent
 
@@ -30,7 +30,11 @@ async def report(play: Play, task: str, path: str, *, grant: Grant) -> str:
     examples = prompts.examples.get("searcher", ())
     agent.hear(Message(prompts.searcher, {"task": task}, examples=examples))
     now = prompts.report_now
-    return (await search_until(agent, "report", grant=grant, now=now)).text
+    text = (await search_until(agent, "report", grant=grant, now=now)).text
+    if agent.num_generations:
+        asked = play.question.text
+        play.jobs.append(JudgeJob(asked, path, task, tuple(agent.searches), text))
+    return text
 
 
 async def search_until(agent: Agent, final: str, *, grant: Grant, now: str) -> Ending:
@@ -55,6 +59,7 @@ async def search_until(agent: Agent, final: str, *, grant: Grant, now: str) -> E
             case Search(query):
                 searches_left -= 1
                 message = await play.look_up(query)
+                agent.searches.append((query, message.items))
             case Invalid(reason):
                 if agent.num_invalid == MAX_INVALID:
                     break

@@ -75,17 +75,35 @@ class Team:
 
 
 @dataclass(frozen=True)
+class JudgeJob:
+    """What one Searcher did for its subtask, as a judge reads it.
+
+    question: the text of the episode's. searches: each query with the texts that were shown for
+    it, none where nothing was found or the search failed. report: "" if there is none.
+    """
+
+    question: str
+    path: str
+    subtask: str
+    searches: tuple[tuple[str, tuple[str, ...]], ...]
+    report: str
+
+
+@dataclass(frozen=True)
 class World:
     """What surrounds the policy; every function may raise, which makes a failure of the world.
 
     sample(prompt, *, key, policy, n, max_tokens, temperature, top_p, top_k, stop) -> [Sample] * n;
     search(queries, k) -> one list of at most k Passages, or a SearchFailure, for each query;
-    reward(question, predictions) -> one float for each prediction.
+    reward(question, predictions) -> one float for each prediction;
+    judge(job, *, key) -> a score in [0, 1], or None for a judgement that says none; a failure of it
+    costs that score, not the episode. Without it nobody's work is judged.
     """
 
     sample: Callable[..., Awaitable]
     search: Callable[..., Awaitable]
     reward: Callable[..., Awaitable]
+    judge: Callable[..., Awaitable] | None = None
 
 
 @dataclass(frozen=True)

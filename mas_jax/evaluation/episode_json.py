@@ -40,6 +40,7 @@ def from_json(value: dict) -> Episode:
             "predictions": tuple(value["predictions"]),
             "correct": tuple(value["correct"]),
             "retrieved": tuple(map(tuple, value.get("retrieved", ()))),
+            "judgements": tuple(map(tuple, value.get("judgements", ()))),
             "failure": failure and Failure(FailureKind(failure["kind"]), failure["message"]),
         }
     )

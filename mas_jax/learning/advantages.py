@@ -44,6 +44,7 @@ def group_relative(
     *,
     scale: str,
     eps: float,
+    weights_X: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, Census]:
     """Rewards less their group's mean, divided by the scale; and who is in a group without spread.
 
@@ -51,9 +52,12 @@ def group_relative(
     0 itself. groups_X: one key for each, such as (dataset, question uid, role).
     scale: "std" (of the sample, n - 1) or "population_std" (n), each plus eps; "none"; or
     "leave_one_out", the reward less the mean of the others', undivided.
+    weights_X: how often each counts in mean, deviation and n, as if it stood there so many times;
+    None for once. The census counts every reward once.
     Returns advantages_X float64, is_constant_X bool (the group is empty, a singleton, or deviates
     by less than eps: advantage 0, for a caller to drop), and the census.
-    Raises: ValueError for lengths that differ, an infinite reward, another scale, or eps <= 0.
+    Raises: ValueError for lengths that differ, an infinite reward, a weight that is not above 0,
+    another scale, or eps <= 0.
     Source: GRPO (arXiv 2402.03300); no scale: Dr. GRPO (arXiv 2503.20783); leave-one-out: RLOO
     (arXiv 2402.14740). A singleton gets 0 here, where others give it its raw reward or NaN.
     """
@@ -62,6 +66,9 @@ def group_relative(
         raise ValueError(f"{rewards_X.shape} rewards, {len(groups_X)} groups; want finite or NaN")
     if scale not in SCALES or eps <= 0:
         raise ValueError(f"scale={scale!r}, eps={eps}; want one of {SCALES}, and eps > 0")
+    weights_X = np.ones_like(rewards_X) if weights_X is None else np.asarray(weights_X, np.float64)
+    if weights_X.shape != rewards_X.shape or not (np.isfinite(weights_X) & (weights_X > 0)).all():
+        raise ValueError(f"weights of shape {weights_X.shape}; want {len(groups_X)} above 0")
     numbers: dict[Hashable, int] = {}
     group_X = np.array([numbers.setdefault(key, len(numbers)) for key in groups_X], np.int64)
     present_X = ~np.isnan(rewards_X)
@@ -69,22 +76,23 @@ def group_relative(
     def add_up(x_X: np.ndarray) -> np.ndarray:
         return np.bincount(group_X, np.where(present_X, x_X, 0.0), minlength=len(numbers))
 
-    sizes_P = add_up(np.ones_like(rewards_X))
-    means_P = add_up(rewards_X) / np.maximum(sizes_P, 1)
+    counts_P, sizes_P = add_up(np.ones_like(rewards_X)), add_up(weights_X)
+    means_P = add_up(weights_X * rewards_X) / np.where(sizes_P > 0, sizes_P, 1.0)
     centred_X = np.where(present_X, rewards_X - means_P[group_X], 0.0)
     degrees_P = sizes_P if scale == "population_std" else sizes_P - 1
-    std_P = np.sqrt(add_up(centred_X**2) / np.maximum(degrees_P, 1))
-    is_constant_P = std_P < eps  # 0 with fewer than two rewards
+    degrees_P = np.where(degrees_P > 0, degrees_P, 1.0)
+    std_P = np.sqrt(add_up(weights_X * centred_X**2) / degrees_P)
+    is_constant_P = (std_P < eps) | (counts_P < 2)
     if scale == "none":
         divisor_P = np.ones_like(std_P)
     elif scale == "leave_one_out":  # r - (n mean - r) / (n - 1) = (r - mean) n / (n - 1)
-        divisor_P = np.maximum(sizes_P - 1, 1) / np.maximum(sizes_P, 1)
+        divisor_P = np.where(sizes_P > 1, sizes_P - 1, 1.0) / np.where(sizes_P > 0, sizes_P, 1.0)
     else:
         divisor_P = std_P + eps
     is_constant_X = is_constant_P[group_X]
     divisor_X = np.where(is_constant_X, 1.0, divisor_P[group_X])
     advantages_X = np.where(is_constant_X, 0.0, centred_X / divisor_X)
-    return advantages_X, is_constant_X, _census(sizes_P, is_constant_P, present_X)
+    return advantages_X, is_constant_X, _census(counts_P, is_constant_P, present_X)
 
 
 def _census(sizes_P: np.ndarray, is_constant_P: np.ndarray, present_X: np.ndarray) -> Census:

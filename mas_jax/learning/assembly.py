@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mas_jax.agents.chat import TEMPLATES, Chat, check_template, hf_render, make_chat
-from mas_jax.agents.prompts import Prompts, load_prompts
+from mas_jax.agents.judge import Judge, api_judge, length_judge, oracle_judge, policy_judge
+from mas_jax.agents.prompts import Prompts, load_judge_prompt, load_prompts
 from mas_jax.agents.setting import Budgets, Sampling, Team
 from mas_jax.data.questions import Mixture, read_jsonl
 from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
@@ -38,6 +39,7 @@ from mas_jax.retrieval.encoder import EncoderConfig, TextEncoder
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import IndexConfig, Retriever
 from mas_jax.rewards.exact_match import exact_match
+from mas_jax.sampling.api import Client, Endpoint
 from mas_jax.sampling.device import EngineSettings
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.replicas import Replicas
@@ -286,6 +288,33 @@ def make_engines(config: ConfigDict, directory: Path, tokenizer: Tokenizer) -> R
         return Engine(model, params, settings, policy=policy, decode=tokenizer.decode, mesh=mesh)
 
     return Replicas([_engine(mesh) for mesh in sampling_meshes(config)])
+
+
+def make_judge(config: ConfigDict, scene: Scene, directory: Path) -> Judge:
+    """The configured judge of subtasks. directory: the starting policy's, of which "policy" makes
+    engines of its own, since those that train get other weights.
+
+    Raises: ValueError for a prompt set without a judge's prompt, or a missing key.
+    """
+    j = config.judge
+    if j.kind == "oracle":
+        return oracle_judge(scene.world, accuracy=j.accuracy)
+    if j.kind == "length":
+        return length_judge(
+            scene.world, accuracy=j.accuracy, bias=j.length_bias, full_words=j.full_words
+        )
+    prompt = load_judge_prompt(j.prompts)
+    if j.kind == "policy":
+        return policy_judge(
+            make_engines(config, directory, scene.tokenizer).sample,
+            chat=scene.chat, prompt=prompt, policy=config.model.policy,
+            context=config.engine.context, max_tokens=j.max_tokens,
+        )  # fmt: skip
+    client = Client(Endpoint(j.base_url, j.key_variable), Path(j.cache) if j.cache else None)
+    return api_judge(
+        client.complete, prompt=prompt, model=j.model, max_chars=j.max_chars,
+        max_tokens=j.max_tokens,
+    )  # fmt: skip
 
 
 async def exact_match_reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:

@@ -41,8 +41,9 @@ class TokenBatch:
     """Packed traces, [M, B, T]; i32 the first three, f32 the others, 0 wherever nothing is said.
 
     segment_ids: 1.. within a row, 0 for padding. owner: id in `records.ROLES` of who sampled the
-    token, 0 for nobody. weights: of the token in its role's streams, the number of equal traces, or
-    that over |y| where the role aggregates by sequence; 0 where nothing is learned. policy_weights:
+    token, 0 for nobody. weights: of the token in its role's streams, the weight of equal traces
+    (their number, if not aligned), or that over |y| where the role aggregates by sequence; 0 where
+    nothing is learned. policy_weights:
     the same, but 0 for what drop_zero_variance leaves out of the policy loss. advantages:
     group-relative, on every token of the trace that its role sampled. rewards: the trace's, on the
     last of them. sampler_logprobs: nats.
@@ -134,20 +135,21 @@ def _by_role(packed: Sequence[Credited]) -> dict[str, int]:
 
 
 def merged(credited: Sequence[Credited], programme: Programme) -> tuple[list[Credited], np.ndarray]:
-    """The traces that differ in anything the update reads, in order, and how often each is there.
+    """The traces that differ in anything the update reads, in order, and each one's weight: how
+    often it is there, where each counts once.
 
     Equal ones have equal losses and gradients, so a weight stands for them exactly. Candidates of
     one context often say the same: half of the toy workload's tokens. Rewards are read by a
     critic's rows alone.
     """
-    times: dict[tuple, int] = {}
+    times: dict[tuple, float] = {}
     first: dict[tuple, Credited] = {}
     for c in credited:
         trace, row = c.trace, programme[c.trace.role]
         reward = c.reward if "gae" in row.advantages else 0.0
         key = (trace.role, trace.tokens, trace.owners, trace.logprobs, c.advantage, reward,
                c.is_dropped)  # fmt: skip
-        times[key] = times.get(key, 0) + 1
+        times[key] = times.get(key, 0.0) + c.weight
         first.setdefault(key, c)
     return list(first.values()), np.fromiter(times.values(), np.float64, len(times))
 

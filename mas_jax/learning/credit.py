@@ -2,7 +2,7 @@
 
 On the host, over all episodes of a group at once, before anything is packed. An *agent* is one
 candidate of one path in one episode; its traces (more than one where the template rewrote the past)
-share its reward, and it counts once in its group.
+share its reward, and it counts once in its group, or as often as its row's alignment says.
 Dimensions: X agents of one role. Must not know: arrays of tokens, models, losses.
 """
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mas_jax.learning.advantages import group_relative
+from mas_jax.learning.alignment import aligned_weights, target_count
 from mas_jax.learning.programme import Programme, Row
 from mas_jax.records import Episode, Trace
 from mas_jax.rewards import terms
@@ -24,13 +25,15 @@ from mas_jax.rewards import terms
 class Credited:
     """A trace with its agent's reward and group-relative advantage (0.0 without a group).
 
-    is_dropped: whether drop_zero_variance leaves it out of the policy loss.
+    is_dropped: whether drop_zero_variance leaves it out of the policy loss. weight: how often the
+    trace counts.
     """
 
     trace: Trace
     reward: float
     advantage: float
     is_dropped: bool
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,19 @@ class _Agent:
 
 
 def credit(
-    episodes: Sequence[Episode], programme: Programme
+    episodes: Sequence[Episode],
+    programme: Programme,
+    *,
+    agree: Callable[[int], int] = lambda value: value,
 ) -> tuple[list[Credited], dict[str, float]]:
     """Credited traces in order of question, rollout and trace, and metrics `credit/...`.
 
     The order of `episodes` changes nothing. An episode that the world failed, or whose correctness
-    is not a finite number, is left out with all its traces, and counted.
-    Raises: ValueError if a (question, rollout) comes twice, or a role has no row.
+    is not a finite number, is left out with all its traces, and counted; so is an agent whose
+    reward its judge left missing. agree: one number for all hosts of their own, such as the
+    largest, which alignment multiplies all weights by.
+    Raises: ValueError if a (question, rollout) comes twice, a role has no row, or a row wants
+    judgements that nobody made.
     """
     ordered = sorted(episodes, key=lambda episode: (episode.question, episode.rollout))
     _check(ordered, programme)
@@ -58,13 +67,18 @@ def credit(
         "credit/failed_episodes": float(len(ordered) - len(scored)),
     }
     agents = {role: _agents(scored, role) for role in programme}
-    shares: dict[Hashable, tuple[float, float, bool]] = {}  # reward, advantage, is_dropped
+    targets = {  # by every host, also one without agents of the role
+        role: agree(target_count(_counts(scored, agents[role])))
+        for role, row in programme.items()
+        if row.alignment == "weights"
+    }
+    shares: dict[Hashable, tuple[float, float, bool, float]] = {}  # fields of Credited
     for role, row in programme.items():
         if agents[role]:
-            share, counts = _credit_role(agents[role], row)
+            share, counts = _credit_role(agents[role], row, targets.get(role))
             shares |= share
             metrics |= {f"credit/{role}/{name}": value for name, value in counts.items()}
-    traces = [trace for episode in scored for trace in episode.traces]
+    traces = [t for episode in scored for t in episode.traces if _agent_key(t) in shares]
     for role, number in Counter(trace.role for trace in traces).items():
         metrics[f"credit/{role}/num_traces"] = float(number)
     return [Credited(trace, *shares[_agent_key(trace)]) for trace in traces], metrics
@@ -74,7 +88,8 @@ def reward(episode: Episode, agent: Trace, row: Row) -> float:
     """Reward of an agent, whose turns are all in `agent`, by its role's row.
 
     (1 - weight) correct + weight behaviour, or `correct` alone without a behaviour term. The
-    Answerer's correctness is its own candidate's, the others' is made of all candidates'.
+    Answerer's correctness is its own candidate's, the others' is made of all candidates'. With a
+    judge see `terms.judged`; NaN where it failed.
     Source: MultiAgent-OPD, 0.9 R_EM + 0.1 b for the Searcher and 0.9 R_EM + 0.1 R_assign for the
     Leader; how five candidates make one R_EM is not stated.
     """
@@ -84,8 +99,20 @@ def reward(episode: Episode, agent: Trace, row: Row) -> float:
     correct = episode.correct[agent.candidate] if own else CORRECT[row.correct](episode)
     if row.behaviour == "none":
         return correct
+    if row.behaviour == "judge":
+        return terms.judged(agent, correct, _judgement(episode, agent), weights=row.judge_weights)
     behaviour = BEHAVIOURS[row.behaviour](episode, agent, row)
     return terms.combine(correct, behaviour, weight=row.behaviour_weight)
+
+
+def _judgement(episode: Episode, agent: Trace) -> float | None:
+    scores = dict(episode.judgements)
+    if agent.path not in scores:
+        raise ValueError(
+            f"{agent.path} of {episode.question!r}, rollout {episode.rollout}, was not judged; "
+            "behaviour='judge' needs a World with a judge"
+        )
+    return scores[agent.path]
 
 
 def _majority(episode: Episode) -> float:
@@ -133,17 +160,29 @@ def _agents(episodes: Sequence[Episode], role: str) -> list[_Agent]:
 
 
 def _credit_role(
-    agents: Sequence[_Agent], row: Row
-) -> tuple[dict[Hashable, tuple[float, float, bool]], dict[str, float]]:
-    """Reward, advantage and whether dropped by agent key, and the role's metrics."""
+    agents: Sequence[_Agent], row: Row, target: int | None
+) -> tuple[dict[Hashable, tuple[float, float, bool, float]], dict[str, float]]:
+    """Reward, advantage, whether dropped and weight by agent key, and the role's metrics. Agents
+    without a reward are left out. target: number that alignment brings each episode's agents to."""
+    rewards = [reward(agent.episode, agent.whole, row) for agent in agents]
+    metrics = {"num_agents": float(len(agents))}
+    if row.behaviour == "judge":
+        metrics |= _judge_metrics(agents)
+    agents = [agent for agent, r in zip(agents, rewards, strict=True) if not math.isnan(r)]
+    if not agents:
+        return {}, metrics
     keys = [_agent_key(agent.whole) for agent in agents]
-    rewards_X = np.asarray([reward(agent.episode, agent.whole, row) for agent in agents])
+    rewards_X = np.asarray([r for r in rewards if not math.isnan(r)])
     advantages_X, is_dropped_X = np.zeros(len(agents)), np.zeros(len(agents), bool)
-    metrics = {"num_agents": float(len(agents)), "reward": float(rewards_X.mean())}
+    weights_X = np.ones(len(agents))
+    metrics["reward"] = float(rewards_X.mean())
+    if target is not None:
+        weights_X = aligned_weights([_episode_key(agent.episode) for agent in agents], target)
+        metrics |= {"aligned_to": float(target), "weight_max": float(weights_X.max())}
     if "group" in row.advantages:
         groups_X = [_group_key(agent.whole, row) for agent in agents]
         advantages_X, is_constant_X, census = group_relative(
-            rewards_X, groups_X, scale=row.scale, eps=row.scale_eps
+            rewards_X, groups_X, scale=row.scale, eps=row.scale_eps, weights_X=weights_X
         )
         # the teacher's signal does not depend on the rewards being different
         if row.drop_zero_variance and "distillation" not in row.advantages:
@@ -155,8 +194,27 @@ def _credit_role(
             "zero_variance_frac": census.zero_variance / census.num_groups,
             "dropped_frac": float(is_dropped_X.mean()),
         }
-    shares = zip(rewards_X.tolist(), advantages_X.tolist(), is_dropped_X.tolist(), strict=True)
+    fields = (rewards_X, advantages_X, is_dropped_X, weights_X)
+    shares = zip(*(values_X.tolist() for values_X in fields), strict=True)
     return dict(zip(keys, shares, strict=True)), metrics
+
+
+def _judge_metrics(agents: Sequence[_Agent]) -> dict[str, float]:
+    """How many of the agents have no judgement, and the mean of those that there are."""
+    scores = [_judgement(agent.episode, agent.whole) for agent in agents]
+    given = [score for score in scores if score is not None]
+    failures = {"judge_failures": float(len(scores) - len(given))}
+    return failures | ({"judge_score": sum(given) / len(given)} if given else {})
+
+
+def _episode_key(episode: Episode) -> Hashable:
+    return episode.question, episode.rollout
+
+
+def _counts(episodes: Sequence[Episode], agents: Sequence[_Agent]) -> list[int]:
+    """How many of the agents each episode has."""
+    counts = Counter(_episode_key(agent.episode) for agent in agents)
+    return [counts[_episode_key(episode)] for episode in episodes]
 
 
 def _group_key(trace: Trace, row: Row) -> Hashable:

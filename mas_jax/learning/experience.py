@@ -37,6 +37,7 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     reward: mean over those the world did not fail; em: of first candidates, failures are wrong.
     length: tokens that one agent sampled; report_length: of a report. Shares are of generations.
     distinct_queries_frac: different queries of a question over all that its episodes asked.
+    errors/judge: also single judgements that failed, which their episodes outlive.
     """
     scores = [score_episode(episode) for episode in episodes]
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
@@ -52,6 +53,11 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     values |= {f"rollout/{name}": value for name, value in cost_per_workflow(scores).items()}
     kinds = Counter(score.failure for score in scores if score.failure)
     values |= {f"rollout/errors/{kind}": float(number) for kind, number in kinds.items()}
+    judged = [score for episode in episodes for _, score in episode.judgements]
+    if judged:
+        values["rollout/judgements"] = float(len(judged))
+        values["rollout/errors/judge"] = values.get("rollout/errors/judge", 0.0)
+        values["rollout/errors/judge"] += sum(score is None for score in judged)
     traces = [trace for episode in episodes for trace in episode.traces]
     for role in sorted({trace.role for trace in traces}):
         own = [trace for trace in traces if trace.role == role]

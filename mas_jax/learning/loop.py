@@ -242,7 +242,7 @@ def _step(
         )
         values = experience.describe(episodes)
     with phases("pack"):
-        credited, found = credit(episodes, programme)
+        credited, found = credit(episodes, programme, agree=packing.agree_max)
         batch, num_micro, stats = packing.pack(
             credited, programme, micro_rows=s.micro_rows // jax.process_count(),
             length=s.row_length, agree=packing.agree_max,

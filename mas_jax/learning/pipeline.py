@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from mas_jax.agents.judge import Judge
 from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
@@ -193,6 +194,13 @@ def _validate(pipeline: Pipeline, name: str, team: str, step: int) -> float:
     return macro_average(accuracy_by_dataset(plan, scores, k=t.validation_runs), "avg")
 
 
+def _judge(pipeline: Pipeline, programme: Programme) -> Judge | None:
+    """The config's judge for a stage whose programme asks for one."""
+    if not any(row.trained and row.behaviour == "judge" for row in programme.values()):
+        return None
+    return assembly.make_judge(pipeline.config, pipeline.scene, pipeline.start_directory)
+
+
 def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
     """A stage of the config with everything that its steps read."""
     config, scene = pipeline.config, pipeline.scene
@@ -210,7 +218,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         questions=scene.training,
         world=World(
             _sampler(pipeline, section.sampler), scene.retriever.search,
-            assembly.exact_match_reward,
+            assembly.exact_match_reward, _judge(pipeline, programme),
         ),
         publish=pipeline.engines.set_params,
         sampler_counts=lambda: pipeline.engines.metrics,

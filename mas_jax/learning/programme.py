@@ -15,7 +15,15 @@ TEACHERS = (TEACHER, "initial", "live", "ema")
 CHOICES = {
     "advantages": ("group", "distillation", "gae"),
     "correct": ("mean", "first", "majority", "any"),
-    "behaviour": ("none", "search_activity", "assignment", "search_cost", "invalid_action"),
+    "behaviour": (
+        "none",
+        "search_activity",
+        "assignment",
+        "search_cost",
+        "invalid_action",
+        "judge",
+    ),
+    "alignment": ("none", "weights"),
     "invalid": ("term", "reward"),
     "group_by": ("question", "context"),
     "scale": ("std", "population_std", "none", "leave_one_out"),
@@ -40,6 +48,9 @@ class Row:
     correct: how the Answerer's candidates make one number for the other roles; behaviour_cap: of
     "assignment" and "search_cost", which counts an agent's own searches, for the Leader all;
     invalid="reward": an invalid action makes the whole reward -1, not the term.
+    behaviour="judge" is a reward of its own: judge_weights of format, correctness and judgement.
+    alignment: "weights" makes the role's agents of every episode together weigh alike, as in M-GRPO
+    (`alignment.py`); "none" weighs each agent alike.
     group_by: "question" (all of a question's episodes) or "context" (candidates of one request).
     scale: what a centred reward is divided by; scale_eps is added to it. drop_zero_variance: leave
     groups of equal rewards out of the policy loss and its count (never distillation's tokens).
@@ -59,6 +70,8 @@ class Row:
     behaviour: str
     behaviour_weight: float
     behaviour_cap: int
+    judge_weights: tuple[float, float, float]
+    alignment: str
     invalid: str
     group_by: str
     scale: str
@@ -126,7 +139,8 @@ def make_programme(rows: Mapping[str, Mapping]) -> Programme:
             for name in [given] if isinstance(given, str) else given:
                 if name not in choices:
                     raise ValueError(f"programme.{role}.{key}={name!r}; choose from {choices}")
-        programme[role] = Row(**{**values, "advantages": tuple(values["advantages"])})
+        tuples = {key: tuple(values[key]) for key in ("advantages", "judge_weights")}
+        programme[role] = Row(**{**values, **tuples})
         _check(role, programme[role])
     forms = {role: row.aggregation for role, row in programme.items() if row.learns}
     if {"all_tokens", "sequence"} <= set(forms.values()):
@@ -147,6 +161,16 @@ def _check(role: str, row: Row) -> None:
         raise ValueError(
             f"{where}.behaviour='search_activity' counts a searcher's own searches; set "
             "'assignment' for a leader, or 'none'"
+        )
+    for key, value in (("behaviour", "judge"), ("alignment", "weights")):
+        if getattr(row, key) == value and role != "searcher":
+            raise ValueError(f"{where}.{key}={value!r} is of a searcher's subtasks; set 'none'")
+    if len(row.judge_weights) != 3 or not all(0.0 <= b <= 1.0 for b in row.judge_weights):
+        raise ValueError(f"{where}.judge_weights={row.judge_weights}: want three in [0, 1]")
+    if row.behaviour == "judge" and row.invalid == "reward":
+        raise ValueError(
+            f"{where}.invalid='reward' contradicts behaviour='judge', which rewards an invalid "
+            "action with 0; set invalid='term'"
         )
     if row.policy_loss == "sft" and row.advantages:
         raise ValueError(

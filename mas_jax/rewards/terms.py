@@ -1,8 +1,10 @@
 """Behaviour terms of the roles' rewards: what an agent did, whatever came of it.
 
-Pure functions of a Trace or an Episode; each is in [-1, 1]. Must not know: which role programme
-uses a term, and with what weight.
+Pure functions of a Trace or an Episode; each is in [-1, 1], or NaN where it is missing. Must not
+know: which role programme uses a term, and with what weight.
 """
+
+import math
 
 from mas_jax.records import Episode, Trace
 
@@ -60,6 +62,21 @@ def search_cost(num_searches: int, *, cap: int) -> float:
 def num_searches(trace: Trace) -> int:
     """Searches that an agent asked for."""
     return _num_actions(trace, "search")
+
+
+def judged(
+    trace: Trace, correct: float, score: float | None, *, weights: tuple[float, float, float]
+) -> float:
+    """Reward b1 + b2 correct + b3 score of a subtask's execution; 0.0 with any invalid action.
+
+    weights: b1 of the format, which is kept or the reward is 0.0; b2, b3. NaN, which is missing,
+    where the judge gave no score to a valid one.
+    Source: M-GRPO (arXiv 2511.13288), the sub-agents' reward; b = (0.1, 0.4, 0.5) there.
+    """
+    if _num_actions(trace, "invalid"):
+        return 0.0
+    valid, right, expert = weights
+    return math.nan if score is None else valid + right * correct + expert * score
 
 
 def combine(correct: float, term: float, *, weight: float) -> float:
