@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from ml_collections import ConfigDict
 
-from mas_jax.config import cascade_programme, default_config, only_stage
+from mas_jax.config import cascade_programme, default_config, only_stage, role
 
 Change = Callable[[ConfigDict], None]
 
@@ -136,8 +136,8 @@ def _one_passage(config: ConfigDict) -> None:
 def _search_cost(config: ConfigDict) -> None:
     """Searching is paid for: Searcher and Leader lose up to 0.3 where they gained up to 0.1."""
     for stage in config.stages.values():
-        for role, row in stage.programme.items():
-            if role != "answerer":
+        for acting, row in stage.programme.items():
+            if acting != "answerer":
                 row.update(dict(behaviour="search_cost", behaviour_weight=0.3))
 
 
@@ -244,8 +244,17 @@ CELLS = {cell.name: cell for group in GROUPS for cell in group}
 
 def changes(cell: Cell) -> dict[str, object]:
     """What the cell's config, seed 0, has else than the defaults: value by key; None for a key that
-    it lacks."""
-    own, default = (_flat(config) for config in (make_config(cell, 0), default_config()))
+    it lacks. Only the cell's stages count; one that the defaults lack is compared with plain rows.
+    """
+    config, default = make_config(cell, 0), default_config()
+    plain = {
+        name: ConfigDict(dict(programme={acting: role() for acting in stage.programme}))
+        for name, stage in config.stages.items()
+    }
+    with default.unlocked():
+        found = {name: default.stages.get(name, plain[name]) for name in plain}
+        default.stages = ConfigDict(found)
+    own, default = _flat(config), _flat(default)
     return {
         key: own.get(key)
         for key in sorted({*own, *default})
