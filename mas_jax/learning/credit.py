@@ -1,4 +1,4 @@
-"""Episodes of one step -> what each trace is rewarded with, and its group-relative advantage.
+"""Episodes of one step -> what each trace and turn is rewarded with, and group-relative advantages.
 
 On the host, over all episodes of a group at once, before anything is packed. An *agent* is one
 candidate of one path in one episode; its traces (more than one where the template rewrote the past)
@@ -7,6 +7,7 @@ Dimensions: X agents of one role. Must not know: arrays of tokens, models, losse
 """
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mas_jax.learning import turn_credit
 from mas_jax.learning.advantages import group_relative
 from mas_jax.learning.programme import Programme, Row
+from mas_jax.learning.turn_credit import Sources
 from mas_jax.records import Episode, Trace
 from mas_jax.rewards import terms
 
@@ -25,12 +28,28 @@ class Credited:
     """A trace with its agent's reward and group-relative advantage (0.0 without a group).
 
     is_dropped: whether drop_zero_variance leaves it out of the policy loss.
+    turn_advantages: of each turn, beside `advantage` on its tokens. turn_rewards: of each turn,
+    earned with its last token, beside `reward`, which the trace earns with its last. Both may be
+    empty, which is 0 for every turn.
     """
 
     trace: Trace
     reward: float
     advantage: float
     is_dropped: bool
+    turn_advantages: tuple[float, ...] = ()
+    turn_rewards: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What an agent is credited with: as `Credited`, turns of all its traces in order."""
+
+    reward: float
+    advantage: float
+    is_dropped: bool
+    turn_advantages: tuple[float, ...] = ()
+    turn_rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,39 +61,56 @@ class _Agent:
 
 
 def credit(
-    episodes: Sequence[Episode], programme: Programme
+    episodes: Sequence[Episode], programme: Programme, sources: Sources | None = None
 ) -> tuple[list[Credited], dict[str, float]]:
     """Credited traces in order of question, rollout and trace, and metrics `credit/...`.
 
     The order of `episodes` changes nothing. An episode that the world failed, or whose correctness
     is not a finite number, is left out with all its traces, and counted.
-    Raises: ValueError if a (question, rollout) comes twice, or a role has no row.
+    sources: what rows with `reads_questions` read beside.
+    Raises: ValueError if a (question, rollout) comes twice, or a role has no row or, where its row
+    reads them, no sources.
     """
     ordered = sorted(episodes, key=lambda episode: (episode.question, episode.rollout))
-    _check(ordered, programme)
+    _check(ordered, programme, sources)
     scored = [episode for episode in ordered if _is_scored(episode)]
     metrics = {
         "credit/num_episodes": float(len(ordered)),
         "credit/failed_episodes": float(len(ordered) - len(scored)),
     }
     agents = {role: _agents(scored, role) for role in programme}
-    shares: dict[Hashable, tuple[float, float, bool]] = {}  # reward, advantage, is_dropped
+    shares: dict[Hashable, _Share] = {}
     for role, row in programme.items():
         if agents[role]:
-            share, counts = _credit_role(agents[role], row)
+            share, counts = _credit_role(agents[role], row, sources)
             shares |= share
             metrics |= {f"credit/{role}/{name}": value for name, value in counts.items()}
     traces = [trace for episode in scored for trace in episode.traces]
     for role, number in Counter(trace.role for trace in traces).items():
         metrics[f"credit/{role}/num_traces"] = float(number)
-    return [Credited(trace, *shares[_agent_key(trace)]) for trace in traces], metrics
+    return _spread(traces, shares), metrics
 
 
-def reward(episode: Episode, agent: Trace, row: Row) -> float:
+def _spread(traces: Sequence[Trace], shares: Mapping[Hashable, _Share]) -> list[Credited]:
+    """The traces with their agents' shares; each trace has its own turns' part."""
+    used: Counter[Hashable] = Counter()
+    credited = []
+    for trace in traces:
+        key = _agent_key(trace)
+        part = slice(used[key], used[key] + len(trace.turns))
+        used[key] = part.stop
+        share = shares[key]
+        turns = (share.turn_advantages[part], share.turn_rewards[part])
+        credited.append(Credited(trace, share.reward, share.advantage, share.is_dropped, *turns))
+    return credited
+
+
+def reward(episode: Episode, agent: Trace, row: Row, sources: Sources | None = None) -> float:
     """Reward of an agent, whose turns are all in `agent`, by its role's row.
 
-    (1 - weight) correct + weight behaviour, or `correct` alone without a behaviour term. The
-    Answerer's correctness is its own candidate's, the others' is made of all candidates'.
+    (1 - weight) outcome + weight behaviour, or the outcome alone without a behaviour term: the
+    correctness, or what `row.outcome` makes of it (`turn_credit.py`). The Answerer's correctness is
+    its own candidate's, the others' is made of all candidates'.
     Source: MultiAgent-OPD, 0.9 R_EM + 0.1 b for the Searcher and 0.9 R_EM + 0.1 R_assign for the
     Leader; how five candidates make one R_EM is not stated.
     """
@@ -82,6 +118,7 @@ def reward(episode: Episode, agent: Trace, row: Row) -> float:
         return terms.INVALID_TERM
     own = agent.role == "answerer"
     correct = episode.correct[agent.candidate] if own else CORRECT[row.correct](episode)
+    correct = turn_credit.outcome(episode, agent, row, sources, correct=correct)
     if row.behaviour == "none":
         return correct
     behaviour = BEHAVIOURS[row.behaviour](episode, agent, row)
@@ -129,11 +166,11 @@ def _agents(episodes: Sequence[Episode], role: str) -> list[_Agent]:
 
 
 def _credit_role(
-    agents: Sequence[_Agent], row: Row
-) -> tuple[dict[Hashable, tuple[float, float, bool]], dict[str, float]]:
-    """Reward, advantage and whether dropped by agent key, and the role's metrics."""
+    agents: Sequence[_Agent], row: Row, sources: Sources | None
+) -> tuple[dict[Hashable, _Share], dict[str, float]]:
+    """Shares by agent key, and the role's metrics."""
     keys = [_agent_key(agent.whole) for agent in agents]
-    rewards_X = np.asarray([reward(agent.episode, agent.whole, row) for agent in agents])
+    rewards_X = np.asarray([reward(agent.episode, agent.whole, row, sources) for agent in agents])
     advantages_X, is_dropped_X = np.zeros(len(agents)), np.zeros(len(agents), bool)
     metrics = {"num_agents": float(len(agents)), "reward": float(rewards_X.mean())}
     if "group" in row.advantages:
@@ -141,8 +178,8 @@ def _credit_role(
         advantages_X, is_constant_X, census = group_relative(
             rewards_X, groups_X, scale=row.scale, eps=row.scale_eps
         )
-        # the teacher's signal does not depend on the rewards being different
-        if row.drop_zero_variance and "distillation" not in row.advantages:
+        # neither a teacher's signal nor a turn's depends on the rewards being different
+        if row.drop_zero_variance and not {"distillation", "step"} & set(row.advantages):
             is_dropped_X = is_constant_X
         metrics |= {
             "groups": float(census.num_groups),
@@ -151,7 +188,18 @@ def _credit_role(
             "zero_variance_frac": census.zero_variance / census.num_groups,
             "dropped_frac": float(is_dropped_X.mean()),
         }
-    shares = zip(rewards_X.tolist(), advantages_X.tolist(), is_dropped_X.tolist(), strict=True)
+    turn_rewards = [turn_credit.turn_rewards(agent.whole, row, sources) for agent in agents]
+    turn_advantages: list[tuple[float, ...]] = [()] * len(agents)
+    if row.turn_reward != "none":
+        metrics["turn_reward"] = sum(map(sum, turn_rewards)) / len(agents)
+    if "step" in row.advantages:
+        turn_advantages, found = turn_credit.step_advantages(
+            [agent.whole for agent in agents], rewards_X.tolist(), turn_rewards, row, sources
+        )
+        metrics |= found
+    columns = (rewards_X.tolist(), advantages_X.tolist(), is_dropped_X.tolist(),
+               turn_advantages, turn_rewards)  # fmt: skip
+    shares = itertools.starmap(_Share, zip(*columns, strict=True))
     return dict(zip(keys, shares, strict=True)), metrics
 
 
@@ -168,7 +216,15 @@ def _is_scored(episode: Episode) -> bool:
     return not is_failed and all(map(math.isfinite, episode.correct))
 
 
-def _check(episodes: Sequence[Episode], programme: Programme) -> None:
+def _check(episodes: Sequence[Episode], programme: Programme, sources: Sources | None) -> None:
+    readers = [role for role, row in programme.items() if row.reads_questions]
+    known = () if sources is None else sources.questions
+    for episode in episodes if readers else ():
+        if episode.question not in known:
+            raise ValueError(
+                f"the rows of {readers} read questions, and that of {episode.question!r} is not "
+                "among the sources; give credit() the questions that were played"
+            )
     pairs = Counter((episode.question, episode.rollout) for episode in episodes)
     for (question, rollout), number in pairs.items():
         if number > 1:
