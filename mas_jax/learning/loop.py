@@ -247,7 +247,8 @@ def _step(
         )
         values = experience.describe(episodes)
     with phases("pack"):
-        sources = Sources({question.uid: question for question in asked}, stage.gold | texts)
+        by_uid = {question.uid: question for question in asked}
+        sources = Sources(by_uid, {**stage.gold, **texts})
         credited, found = credit(episodes, programme, sources)
         batch, num_micro, stats = packing.pack(
             credited, programme, micro_rows=s.micro_rows // jax.process_count(),
