@@ -101,7 +101,7 @@ def search_progress(
     for names in found:
         vectors = [_unit_vector(texts[name], weights) for name in names]
         now = [
-            max((_dot(vector, wanted) for vector in vectors), default=0.0)
+            max((_cosine(vector, wanted) for vector in vectors), default=0.0)
             for wanted in gold_vectors
         ]
         rises = [max(new - old, 0.0) for new, old in zip(now, best, strict=True)]
@@ -132,5 +132,6 @@ def _unit_vector(text: str, weights: Mapping[str, float]) -> dict[str, float]:
     return {word: value / norm for word, value in vector.items()}
 
 
-def _dot(left: Mapping[str, float], right: Mapping[str, float]) -> float:
-    return math.fsum(value * right[word] for word, value in left.items() if word in right)
+def _cosine(left: Mapping[str, float], right: Mapping[str, float]) -> float:
+    """Cosine of two unit vectors without negative entries; at most 1, whatever is rounded."""
+    return min(1.0, math.fsum(value * right[word] for word, value in left.items() if word in right))
