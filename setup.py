@@ -48,6 +48,7 @@ setup(
         "cuda": ["jax[cuda13]; sys_platform == 'linux'"],
         "api": ["openai>=3.57,<4"],
         "bm25": ["bm25s>=0.2,<0.4"],
+        "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
         "serve": ["starlette>=1,<2", "uvicorn>=0.30"],
         "test": [
             "accelerate>=1.10",  # transformers' GGUF loader
@@ -56,7 +57,9 @@ setup(
             "filelock>=3.15",
             "gguf>=0.17",
             "hypothesis>=6.100",
+            "ipykernel>=6.29",
             "markdown-it-py>=3",
+            "nbclient>=0.10",
             "openai>=3.57,<4",
             "pytest>=8",
             "pytest-xdist>=3.5",

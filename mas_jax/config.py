@@ -63,7 +63,8 @@ def default_config() -> ConfigDict:
     )
     # of one sampling engine; a host has as many engines as its devices make
     config.mesh = ConfigDict(dict(data=1, fsdp=1, tensor=1))
-    config.world = ConfigDict(dict(seed=0, closed_share=0.3))  # data/world.py
+    # data/world.py; families: whose questions are played, () for all
+    config.world = ConfigDict(dict(seed=0, closed_share=0.3, train=640, held_out=80, families=()))
     # real questions: JSONL files, each of the dataset that it is named for, or directories that
     # data/tfds_questions.py wrote, and what searches their passages: a corpus (with an index that
     # launch/build_index.py made, or "" to make one at the start), or a server. Without test
@@ -154,11 +155,13 @@ def default_config() -> ConfigDict:
     config.pretrain = ConfigDict(  # learning/toy_policy.py: the starting policy and its traces
         dict(
             # worlds: other seeds than any that is played in, so that facts must be read, not known
-            preset="toy-1m", worlds=(101, 102, 103, 104), teams=("cascade", "hierarchy"),
+            # from_policy: goes on from the policy of `model.checkpoint`, else from a new preset
+            from_policy=False, preset="toy-1m", worlds=(101, 102, 103, 104),
+            teams=("cascade", "hierarchy"),
             num_questions=4480, num_episodes=1, num_held_out=70,
             flaws=dict(  # agents/oracle.py Flaws
                 stop_early=0.35, drop_word=0.08, whole_question=0.3, misread=0.08,
-                skip_search=0.08, from_memory=0.5,
+                skip_search=0.08, from_memory=0.5, waste_report=0.0,
             ),
             settings=dict(  # learning/pretrain.py PretrainSettings
                 steps=2000, rows=16, length=256, learning_rate=3e-3, warmup_steps=100,

@@ -27,7 +27,8 @@ class Flaws:
     stop_early: report or select although another hop is open, each time one is reached.
     drop_word: each word of a query. whole_question: handed on as one subtask. misread: another
     name of the right kind is reported or answered. skip_search: a guess is reported unsearched.
-    from_memory: a closed-book fact is reported unsearched, rightly.
+    from_memory: a closed-book fact is reported unsearched, rightly. waste_report: a Leader with
+    several reports selects one of them; an Answerer answers as if it had no evidence.
     """
 
     stop_early: float = 0.0
@@ -36,6 +37,7 @@ class Flaws:
     misread: float = 0.0
     skip_search: float = 0.0
     from_memory: float = 0.0
+    waste_report: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,10 @@ def leader_action(
     failed = len(reports) > len(found)
     if must_select or stops or (reports and (failed or not pending)):
         useful = [name for name, text in reports.items() if text.strip() != NOT_FOUND]
-        return _tag("select", " ".join(useful or reports))
+        chosen = useful or list(reports)
+        if len(chosen) > 1 and mistakes.happen(mistakes.flaws.waste_report):
+            chosen = [mistakes.pick(chosen)]
+        return _tag("select", " ".join(chosen))
     tasks = [step.ask for step in pending] or [question]
     if not reports and mistakes.happen(mistakes.flaws.whole_question):
         tasks = [question]
@@ -145,7 +150,8 @@ def answerer_action(
 
     Without a full chain it is the last name read, else what is known by heart, else "unknown".
     """
-    stated = sentences(evidence)
+    wasted = mistakes.happen(mistakes.flaws.waste_report)
+    stated = [] if wasted else sentences(evidence)
     steps = follow(world, question, stated)
     found = [step for step in steps if step.object]
     answer = UNKNOWN

@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox
 # the markers are told apart without colours
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "D", "^", "v", "p", "*", "X")
-_STYLE = {
+STYLE = {
     "font.size": 10.0,
     "axes.titlesize": 11.0,
     "axes.titleweight": "bold",
@@ -68,9 +68,9 @@ def learning_curves(path: str | Path, curves: Sequence[Curve], *, quantity: str)
     quantity: what the values are, with a unit where there is one; the title of the y axis.
     Raises: ValueError if the path does not end in .png.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, (axes,) = _make_figure(1, size=(6.0, 4.2))
-        _draw_curves(axes, curves, _looks([curve.label for curve in curves]), quantity=quantity)
+        _draw_curves(axes, curves, looks_of([curve.label for curve in curves]), quantity=quantity)
         return _save(figure, path)
 
 
@@ -82,9 +82,9 @@ def accuracy_against_cost(
     accuracy: what it is, such as avg@4, shown in %; cost: such as "searches a workflow".
     Raises: ValueError if the path does not end in .png.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, (axes,) = _make_figure(1, size=(6.0, 4.2))
-        looks = _looks([point.label for point in points])
+        looks = looks_of([point.label for point in points])
         _draw_points(axes, points, looks, accuracy=accuracy, cost=cost)
         _label_points(axes, points, looks)
         return _save(figure, path)
@@ -100,9 +100,9 @@ def demo(
     cost: str,
 ) -> Figure:
     """A PNG at `path`, and an SVG, with both plots side by side; keywords and errors as theirs."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, (left, right) = _make_figure(2, size=(11.5, 4.4))
-        looks = _looks([item.label for item in (*curves, *points)])
+        looks = looks_of([item.label for item in (*curves, *points)])
         _draw_curves(left, curves, looks, quantity=quantity)
         _draw_points(right, points, looks, accuracy=accuracy, cost=cost)
         _label_points(right, points, looks)
@@ -133,7 +133,8 @@ def smooth(steps: Sequence[float], values: Sequence[float], *, width: float) -> 
 _Looks = dict[str, tuple[str, str]]  # label -> colour, marker
 
 
-def _looks(labels: Sequence[str]) -> _Looks:
+def looks_of(labels: Sequence[str]) -> _Looks:
+    """Colour and marker of each label."""
     looks = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=True)
     return dict(zip(dict.fromkeys(labels), looks, strict=False))
 

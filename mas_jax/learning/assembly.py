@@ -27,6 +27,7 @@ from mas_jax.agents.setting import Budgets, Sampling, Team
 from mas_jax.data.questions import Mixture, read_jsonl
 from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
 from mas_jax.data.world import World, make_world
+from mas_jax.data.world_questions import FAMILIES
 from mas_jax.model import hf, packaged, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.records import Question
@@ -87,13 +88,22 @@ def checkpoint_directory(config: ConfigDict) -> Path:
     """
     if config.model.checkpoint:
         return packaged.resolve(config.model.checkpoint)
-    asset = Path(str(importlib.resources.files("mas_jax") / "assets" / "toy_policy"))
-    if not (asset / "config.json").is_file():
+    return asset("toy_policy")
+
+
+def asset(name: str) -> Path:
+    """The directory of a starting policy that comes with the package.
+
+    Raises: FileNotFoundError if it is not part of this installation.
+    """
+    directory = Path(str(importlib.resources.files("mas_jax") / "assets" / name))
+    if not (directory / "config.json").is_file():
         raise FileNotFoundError(
-            f"the toy starting policy is not in {asset}; rebuild it with "
-            f"`python launch/pretrain_toy.py --out={asset}`, or set model.checkpoint"
+            f"the starting policy {name} is not in {directory}; rebuild it with "
+            f"`python launch/pretrain_toy.py --out={directory}` and its config, or set "
+            "model.checkpoint"
         )
-    return asset
+    return directory
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -169,11 +179,19 @@ def _read_questions(path: Path, split: str) -> tuple[Question, ...]:
 
 def _toy_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     """The world of the config and its index."""
-    world = make_world(config.world.seed, closed_share=config.world.closed_share)
+    w = config.world
+    world = make_world(w.seed, closed_share=w.closed_share, train=w.train, held_out=w.held_out)
+    unknown = set(w.families) - set(FAMILIES)
+    if unknown:
+        raise ValueError(f"world.families={w.families}: {sorted(unknown)} are none of {FAMILIES}")
+    questions = {
+        split: tuple(q for q in found if q.dataset in (w.families or FAMILIES))
+        for split, found in world.questions.items()
+    }
     encoder, index = HashedNgrams(), IndexConfig(**config.retriever)
     return Scene(
-        questions=world.questions,
-        training=Mixture((world.questions["train"],)),
+        questions=questions,
+        training=Mixture((questions["train"],)),
         identity={"world": world.fingerprint, "encoder": encoder.fingerprint},
         retriever=Retriever.build(world.passages, encoder, index),
         chat=policy_chat(config, tokenizer),

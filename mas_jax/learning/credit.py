@@ -141,6 +141,10 @@ CORRECT: Mapping[str, Callable[[Episode], float]] = {
 BEHAVIOURS: Mapping[str, Callable[[Episode, Trace, Row], float]] = {
     "search_activity": lambda episode, agent, row: terms.search_activity(agent),
     "assignment": lambda episode, agent, row: terms.assignment(episode, cap=row.behaviour_cap),
+    "search_cost": lambda episode, agent, row: terms.search_cost(
+        episode.num_searches if agent.role == "leader" else terms.num_searches(agent),
+        cap=row.behaviour_cap,
+    ),
     "invalid_action": lambda episode, agent, row: terms.invalid_action(agent),
 }
 

@@ -208,16 +208,21 @@ def play_now(
     return plan, asyncio.run(_play())
 
 
-def _seconds(prepared: Prepared) -> dict[str, float]:
+def _seconds(workdir: Path) -> dict[str, float]:
     """Seconds of device calls, times devices, that playing each system took, over all calls."""
-    path = prepared.workdir / "accelerator_s.json"
+    path = workdir / "accelerator_s.json"
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def accelerator_s(workdir: Path) -> float:
+    """The sum of `_seconds` of an evaluation's directory."""
+    return sum(_seconds(workdir).values())
 
 
 def _add_seconds(prepared: Prepared, system: System, seconds: float) -> None:
     """Keeps what a call took, since the next one plays only what is missing; a killed call's
     seconds are lost."""
-    kept = _seconds(prepared)
+    kept = _seconds(prepared.workdir)
     num_devices = math.prod(prepared.config.mesh.values())  # of an engine
     kept[system.name] = kept.get(system.name, 0.0) + num_devices * seconds
     write_json(prepared.workdir / "accelerator_s.json", kept)
@@ -284,7 +289,7 @@ def _follow(prepared: Prepared) -> list[Grid]:
     """Where answers got lost, a column for each system; what each role of each system cost; what
     training the weights cost, for each that a run of ours made."""
     chat, categories, entries = prepared.scene.chat, {}, []
-    accelerator_s = _seconds(prepared)
+    accelerator_s = _seconds(prepared.workdir)
     for system, plan in prepared.plans.items():
         path, questions = prepared.path(system), {q.uid: q for q in plan.questions}
         categories[system.name] = [

@@ -50,7 +50,8 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     """Metrics `rollout/...` of episodes; per role where a role has it.
 
     reward: mean over those the world did not fail; em: of first candidates, failures are wrong.
-    length: tokens that one agent sampled. Shares are of generations.
+    length: tokens that one agent sampled; report_length: of a report. Shares are of generations.
+    distinct_queries_frac: different queries of a question over all that its episodes asked.
     """
     scores = [score_episode(episode) for episode in episodes]
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
@@ -80,4 +81,17 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
             / max(len(turns), 1),
             f"rollout/{role}/cut_off_frac": cut / max(len(turns), 1),
         }
+        said = {
+            action: [
+                (trace.question, trace.tokens[turn.start : turn.end])
+                for trace in own for turn in trace.turns if turn.action == action
+            ]
+            for action in ("search", "report")
+        }  # fmt: skip
+        if said["search"]:  # how many of a question's queries no other episode asks too
+            distinct = len(set(said["search"])) / len(said["search"])
+            values[f"rollout/{role}/distinct_queries_frac"] = distinct
+        if said["report"]:
+            lengths = [len(tokens) for _, tokens in said["report"]]
+            values[f"rollout/{role}/report_length"] = sum(lengths) / len(lengths)
     return values

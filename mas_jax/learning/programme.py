@@ -17,7 +17,7 @@ CHOICES = {
     "outcome": ("correct", "format_tiers", "f1_or_format", "f1_and_keys"),
     "turn_reward": ("none", "search_progress"),
     "correct": ("mean", "first", "majority", "any"),
-    "behaviour": ("none", "search_activity", "assignment", "invalid_action"),
+    "behaviour": ("none", "search_activity", "assignment", "search_cost", "invalid_action"),
     "invalid": ("term", "reward"),
     "group_by": ("question", "context"),
     "scale": ("std", "population_std", "none", "leave_one_out"),
@@ -42,8 +42,9 @@ class Row:
     Reward: (1 - behaviour_weight) outcome + behaviour_weight behaviour, see `rewards/terms.py`;
     outcome: "correct", or of a single agent one of `rewards/search.py`; key_weight: of
     "f1_and_keys"; correct: how the Answerer's candidates make one number for the other roles;
-    behaviour_cap: of "assignment"; invalid="reward": an invalid action makes the whole reward -1,
-    not the term. turn_reward: beside it, of each turn of a single agent; a critic's and a step's.
+    behaviour_cap: of "assignment" and "search_cost", which counts an agent's own searches, for the
+    Leader all; invalid="reward": an invalid action makes the whole reward -1, not the term.
+    turn_reward: beside it, of each turn of a single agent; a critic's and a step's.
     step_weight: of the "step" advantage; step_discount: of a turn's later rewards in its return;
     step_similarity: of observations, from which on they are alike.
     group_by: "question" (all of a question's episodes) or "context" (candidates of one request).

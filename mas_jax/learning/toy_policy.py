@@ -83,6 +83,15 @@ def _with_seed(config: ConfigDict, seed: int) -> ConfigDict:
     return other
 
 
+def _start(config: ConfigDict) -> tuple[qwen3.ModelConfig, qwen3.Params]:
+    """The parameters that training departs from, and their model."""
+    p = config.pretrain
+    if p.from_policy:
+        return hf.load(assembly.checkpoint_directory(config), dtype=jnp.float32)
+    model = dataclasses.replace(qwen3.PRESETS[p.preset], max_positions=config.engine.context)
+    return model, qwen3.init(model, jax.random.key(p.settings.seed), dtype=jnp.float32)
+
+
 def make(config: ConfigDict, out: Path, console: Console) -> dict:
     """Trains the policy and writes it, with its tokenizer, to a new directory; returns a record.
 
@@ -91,9 +100,9 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict:
     if out.exists():
         raise FileExistsError(f"{out} exists; remove it or name another directory")
     start = time.perf_counter()
-    tokenizer = make_toy_tokenizer()
+    tokenizer, p = make_toy_tokenizer(), config.pretrain
+    model, params = _start(config)
     scene = assembly.make_scene(config, tokenizer)
-    p = config.pretrain
     traces = [
         trace
         for seed in p.worlds
@@ -106,8 +115,6 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict:
     tokens = sum(len(trace.tokens) for trace in traces)
     console.log(f"{len(traces)} traces, {tokens:,} tokens, {time.perf_counter() - start:.0f} s")
     settings = PretrainSettings(**p.settings)
-    model = dataclasses.replace(qwen3.PRESETS[p.preset], max_positions=config.engine.context)
-    params = qwen3.init(model, jax.random.key(settings.seed), dtype=jnp.float32)
     losses = []
 
     def _on_step(step: int, loss: float) -> None:

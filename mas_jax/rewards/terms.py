@@ -46,6 +46,22 @@ def assignment(episode: Episode, *, cap: int) -> float:
     return min(episode.num_searches, cap) / cap
 
 
+def search_cost(num_searches: int, *, cap: int) -> float:
+    """Minus the searches up to `cap`, divided by it; in [-1, 0].
+
+    The counterpart of `assignment`, for worlds in which a search is not free. Source: ours, an axis
+    of the study.
+    """
+    if cap < 1:
+        raise ValueError(f"cap={cap}; the number of searches that costs 1.0 must be at least 1")
+    return -min(num_searches, cap) / cap
+
+
+def num_searches(trace: Trace) -> int:
+    """Searches that an agent asked for."""
+    return _num_actions(trace, "search")
+
+
 def combine(correct: float, term: float, *, weight: float) -> float:
     """Reward (1 - weight) * correct + weight * term; the paper's weight is 0.1."""
     if not 0.0 <= weight <= 1.0:

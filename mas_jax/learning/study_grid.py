@@ -1,0 +1,320 @@
+"""The study's grid: every cell, what it changes in the study's config, and how many seeds it gets.
+
+A cell is one system in one setting; `study_freeze.py` keeps what it was before its first run.
+Must not know: how a cell is run, results.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from ml_collections import ConfigDict
+
+from mas_jax.config import cascade_programme, default_config, only_stage
+
+Change = Callable[[ConfigDict], None]
+
+WORLD_SEED = 11  # of every compared run; nothing was trained in this world before the freeze
+STEPS = 40  # updates of a stage
+BETA = 0.1
+CAPS = {"searches": 2, "tokens": 200}  # of an episode, in the evaluations at equal cost
+TEACHER_CELL = "cascade_rl"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A system in a setting.
+
+    name: SYSTEM, or SYSTEM@AXIS in another world. team: that is evaluated. policy: "own", which the
+    cell trains; "start", untrained; or the cell whose policy plays. teacher: the cell whose policy
+    teaches, "" for none. seeds: training seeds 0, 1, ... start: name of the starting policy.
+    what: one line for tables. change: makes the study's config the cell's.
+    """
+
+    name: str
+    what: str
+    team: str
+    seeds: int
+    change: Change
+    policy: str = "own"
+    teacher: str = ""
+    start: str = "study"
+
+    @property
+    def axis(self) -> str:
+        """The axis of the world that the cell lies on, "" for the main world."""
+        return self.name.partition("@")[2]
+
+
+def study_config() -> ConfigDict:
+    """What all cells share: world, sizes, evaluation; Stage II as in the paper, in one stage."""
+    config = default_config()
+    config.world.seed = WORLD_SEED
+    for stage in config.stages.values():
+        stage.steps = STEPS
+    config.stages.student.programme.searcher.beta = BETA
+    config.train.stages = ("student",)
+    config.train.role_gradient_interval = 0  # a pass for each role
+    config.train.checkpoint_interval = 20
+    return config
+
+
+def make_config(cell: Cell, seed: int) -> ConfigDict:
+    """The config of a run, but for the directories of its start and teacher."""
+    config = study_config()
+    cell.change(config)
+    config.seed = seed
+    return config
+
+
+# --- what cells change ----------------------------------------------------------------------------
+
+
+def nothing(config: ConfigDict) -> None:
+    """No change."""
+
+
+def _both(*changes: Change) -> Change:
+    def _change(config: ConfigDict) -> None:
+        for change in changes:
+            change(config)
+
+    return _change
+
+
+def _searcher(**values) -> Change:
+    """Other values in the Searcher's row of Stage II."""
+    return lambda config: config.stages.student.programme.searcher.update(values)
+
+
+def _cascade_rl(config: ConfigDict) -> None:
+    programme = cascade_programme()
+    only_stage(config, "cascade", team="cascade", sampler="policy", programme=programme)
+
+
+def _long(config: ConfigDict) -> None:
+    _cascade_rl(config)
+    config.stages.cascade.steps = 2 * STEPS
+
+
+def _outcome(config: ConfigDict) -> None:
+    """The Searcher's row of Stage I in Stage II."""
+    searcher, outcome = (config.stages[x].programme.searcher for x in ("student", "teacher"))
+    for key in ("advantages", "behaviour", "entropy_coef"):
+        searcher[key] = outcome[key]
+
+
+def _by_context(config: ConfigDict) -> None:
+    config.stages.student.programme.answerer.group_by = "context"
+
+
+def _groups(questions: int, group_size: int) -> Change:
+    """As many episodes a step in other groups."""
+    return lambda config: config.train.update(dict(questions=questions, group_size=group_size))
+
+
+def _exact(divergence: str) -> Change:
+    return _searcher(advantages=(), divergence=divergence, divergence_coef=BETA)
+
+
+# --- axes of the world ----------------------------------------------------------------------------
+
+
+def _families(*families: str, **world) -> Change:
+    return lambda config: config.world.update(dict(families=families, **world))
+
+
+_HALF_KNOWN = ("nq_like", "popqa_like")  # all of the first, none of the second
+
+
+def _one_passage(config: ConfigDict) -> None:
+    for team in ("cascade", "hierarchy"):
+        config.budgets[team].passages = 1
+
+
+def _search_cost(config: ConfigDict) -> None:
+    """Searching is paid for: Searcher and Leader lose up to 0.3 where they gained up to 0.1."""
+    for stage in config.stages.values():
+        for role, row in stage.programme.items():
+            if role != "answerer":
+                row.update(dict(behaviour="search_cost", behaviour_weight=0.3))
+
+
+def _invalid_pressure(config: ConfigDict) -> None:
+    """One invalid action makes the whole reward of its agent -1."""
+    for stage in config.stages.values():
+        for row in stage.programme.values():
+            row.invalid = "reward"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting of the world in which the diagnostics are run again."""
+
+    name: str
+    what: str
+    change: Change
+    start: str = "study"
+
+
+AXES = (
+    Axis("closed_book", "half of the questions known by heart, single hops",
+         _families(*_HALF_KNOWN, closed_share=1.0, train=300, held_out=190)),
+    Axis("wasteful", "Leader and Answerer that waste good reports (another start)", nothing,
+         start="wasteful"),
+    Axis("together", "evidence of two Searchers is needed (comparisons)",
+         _families("2wiki_like", held_out=190)),
+    Axis("long_paths", "two and three hops only",
+         _families("hotpotqa_like", "musique_like", held_out=190)),
+    Axis("one_passage", "one passage a search: success is rarer", _one_passage),
+    Axis("search_cost", "a search costs", _search_cost),
+    Axis("invalid", "an invalid action costs everything", _invalid_pressure),
+    Axis("closed_and_cost", "half of the questions known by heart, and a search costs",
+         _both(_families(*_HALF_KNOWN, closed_share=1.0, train=300, held_out=190), _search_cost)),
+)  # fmt: skip
+
+
+def _axis_cells() -> list[Cell]:
+    """On each axis the teacher and the three ways of Stage II, one seed."""
+    cells = []
+    for axis in AXES:
+        teacher = f"{TEACHER_CELL}@{axis.name}"
+        for system, team, change, own_teacher in (
+            ("hierarchy_base", "hierarchy", nothing, ""),
+            (TEACHER_CELL, "cascade", _cascade_rl, ""),
+            ("teacher_in_hierarchy", "hierarchy", nothing, ""),
+            ("opd", "hierarchy", nothing, teacher),
+            ("searcher_outcome", "hierarchy", _outcome, teacher),
+            ("no_signal", "hierarchy", _searcher(advantages=()), teacher),
+        ):
+            # the axis last on stages that are there by then, so that it reaches new ones too
+            policy = {"hierarchy_base": "start", "teacher_in_hierarchy": teacher}
+            cells.append(
+                Cell(f"{system}@{axis.name}", axis.what, team, 1, _both(change, axis.change),
+                     policy=policy.get(system, "own"), teacher=own_teacher, start=axis.start)
+            )  # fmt: skip
+    return cells
+
+
+# --- the grid -------------------------------------------------------------------------------------
+
+_T = TEACHER_CELL
+MAIN = (
+    Cell("cascade_base", "C-MAS, untrained", "cascade", 5, nothing, policy="start"),
+    Cell("hierarchy_base", "H-MAS, untrained", "hierarchy", 5, nothing, policy="start"),
+    Cell(_T, "C-MAS + RL, the teacher", "cascade", 5, _cascade_rl),
+    Cell("teacher_in_hierarchy", "the teacher's weights in the hierarchy, no Stage II",
+         "hierarchy", 5, nothing, policy=_T),
+    Cell("opd", "MultiAgent-OPD", "hierarchy", 5, nothing, teacher=_T),
+    Cell("searcher_outcome", "Searcher on the outcome", "hierarchy", 5, _outcome, teacher=_T),
+    Cell("untrained_teacher", "Searcher distilled from the start", "hierarchy", 5,
+         _searcher(teacher="initial"), teacher=_T),
+    Cell("no_signal", "no Searcher signal", "hierarchy", 5, _searcher(advantages=()), teacher=_T),
+)  # fmt: skip
+
+
+def _student(name: str, what: str, seeds: int, change: Change) -> Cell:
+    """Stage II in another form, from the same teacher."""
+    return Cell(name, what, "hierarchy", seeds, change, teacher=_T)
+
+
+OTHERS = (
+    Cell("cascade_rl_long", "C-MAS + RL for as many updates as teacher and student together",
+         "cascade", 3, _long),
+    _student("answerer_by_context", "OPD, the Answerer's groups by context", 3, _by_context),
+    _student("outcome_and_opd", "Searcher on the outcome and OPD", 3,
+             _both(_outcome, _searcher(advantages=("group", "distillation")))),
+    _student("opd_beta_0.01", "OPD, beta 0.01 as in the paper", 3, _searcher(beta=0.01)),
+)  # fmt: skip
+
+SWEEPS = (
+    *(_student(f"opd_beta_{beta}", f"OPD, beta {beta}", 1, _searcher(beta=beta))
+      for beta in (0.003, 0.03)),
+    _student("opd_group_4", "OPD, 24 questions x 4", 1, _groups(24, 4)),
+    _student("opd_group_16", "OPD, 6 questions x 16", 1, _groups(6, 16)),
+    _student("opd_exact", "exact reverse KL, not sampled", 1, _exact("reverse_kl")),
+    _student("opd_forward_kl", "exact forward KL", 1, _exact("forward_kl")),
+    _student("opd_mixed_kl", "exact Jensen-Shannon divergence", 1, _exact("jsd")),
+)  # fmt: skip
+
+GROUPS = (MAIN, OTHERS, SWEEPS, tuple(_axis_cells()))  # in the order in which they are run
+CELLS = {cell.name: cell for group in GROUPS for cell in group}
+
+
+def changes(cell: Cell) -> dict[str, object]:
+    """What the cell's config, seed 0, has else than the defaults: value by key; None for a key that
+    it lacks."""
+    own, default = (_flat(config) for config in (make_config(cell, 0), default_config()))
+    return {
+        key: own.get(key)
+        for key in sorted({*own, *default})
+        if own.get(key, _MISSING) != default.get(key, _MISSING)
+    }
+
+
+_MISSING = object()
+
+
+def _flat(config: ConfigDict) -> dict[str, object]:
+    """JSON values by dotted key."""
+    found: dict[str, object] = {}
+    open_ = [("", json.loads(config.to_json_best_effort()))]
+    while open_:
+        prefix, value = open_.pop()
+        if isinstance(value, dict):
+            open_ += [(f"{prefix}.{key}" if prefix else key, v) for key, v in value.items()]
+        else:
+            found[prefix] = value
+    return found
+
+
+# --- what is asked of the records: (first, second), the question is whether first is better -------
+
+CLAIMS = (
+    (_T, "cascade_base"),
+    ("hierarchy_base", "cascade_base"),
+    ("opd", "hierarchy_base"),
+    ("opd", _T),
+    ("opd", "teacher_in_hierarchy"),
+    ("opd", "no_signal"),
+    ("opd", "searcher_outcome"),
+    ("opd", "untrained_teacher"),
+    ("searcher_outcome", "no_signal"),
+    ("searcher_outcome", "hierarchy_base"),
+    ("untrained_teacher", "hierarchy_base"),
+    ("opd", "cascade_rl_long"),
+    ("opd", "answerer_by_context"),
+    ("outcome_and_opd", "opd"),
+    ("outcome_and_opd", "searcher_outcome"),
+    ("opd", "opd_beta_0.01"),
+)
+AXIS_CLAIMS = tuple(
+    (f"{first}@{axis.name}", f"{second}@{axis.name}")
+    for axis in AXES
+    for first, second in (
+        ("opd", "searcher_outcome"),
+        ("opd", "no_signal"),
+        ("searcher_outcome", "no_signal"),
+        ("opd", "teacher_in_hierarchy"),
+    )
+)
+
+
+def jobs(names: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+    """(cell, seed) in the order in which to run them: group by group, in each seed by seed.
+
+    names: cells, or "all". seeds: none stands for all that the grid gives a cell.
+    Raises: ValueError for another name, with the nearest one.
+    """
+    for name in names:
+        if name != "all" and name not in CELLS:
+            near = get_close_matches(name, CELLS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"--run={name}: no such cell; {hint}--list shows them")
+    found = []
+    for group in GROUPS:
+        chosen = [cell for cell in group if "all" in names or cell.name in names]
+        asked = [(c.name, seed) for c in chosen for seed in (seeds or range(c.seeds))]
+        found += sorted(asked, key=lambda job: job[1])  # stable: cells stay in order
+    return found

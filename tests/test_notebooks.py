@@ -1,0 +1,38 @@
+"""Notebooks run from top to bottom, with the records that are shipped."""
+
+import nbformat
+import pytest
+from conftest import ROOT
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def run(path) -> list[str]:
+    """What the cells of a notebook print, cell by cell; an exception in one is raised here."""
+    notebook = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": path.parent}}
+    NotebookClient(notebook, timeout=900, resources=where).execute()
+    return [
+        "".join(output.get("text", "") for output in cell.outputs)
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs_from_top_to_bottom(path, monkeypatch):
+    monkeypatch.delenv("RETRAIN", raising=False)
+    assert any("runs of" in text for text in run(path))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_kept_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")
+
+
+@pytest.mark.slow
+def test_a_small_team_is_trained_live(monkeypatch):
+    monkeypatch.setenv("RETRAIN", "1")
+    assert "after 3 updates" in run(ROOT / "notebooks" / "ablations.ipynb")[-1]

@@ -1,0 +1,150 @@
+"""The study: its grid, its records and what is made of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mas_jax.config import default_config
+from mas_jax.config_rules import TEAMS, validate
+from mas_jax.evaluation import study as records
+from mas_jax.learning import study_grid, study_report
+from mas_jax.learning.study_grid import CELLS
+
+
+def play(right: dict[str, str], *, num_runs: int = 4) -> dict:
+    """An evaluation with these digits, and costs of no interest."""
+    return {
+        "num_runs": num_runs,
+        "right": right,
+        "avg": 0.0,
+        "pass_at_k": 0.5,
+        "all_at_k": 0.25,
+        "per_workflow": {"searches": 1.5, "input_tokens": 100.0, "output_tokens": 20.0},
+    }
+
+
+def record(cell: str, seed: int, right: dict[str, str]) -> dict:
+    """A run's record; under caps every question's only run is wrong."""
+    none = play({family: "0" * len(digits) for family, digits in right.items()}, num_runs=1)
+    return {
+        "cell": cell,
+        "seed": seed,
+        "plays": {"free": play(right), "searches": none, "tokens": none},
+        "training": {"training_tokens": 1000},
+        "train_s": 90.0,
+    }
+
+
+def test_macro_average_weighs_families_equally():
+    # family a: (4/4 + 0/4) / 2 = 1/2; family b: (1/4 + 1/4 + 1/4 + 1/4) / 4 = 1/4; mean 3/8
+    assert records.accuracy(record("x", 0, {"a": "40", "b": "1111"})) == 0.375
+
+
+def test_records_come_back_by_cell_and_seed_and_the_last_of_a_seed_counts(tmp_path):
+    for seed, digits in ((1, "4"), (0, "0"), (1, "2")):
+        records.append(tmp_path, record("opd", seed, {"a": digits}))
+    records.append(tmp_path, record("no_signal", 0, {"a": "3"}))
+    runs = records.read(tmp_path)
+    assert {cell: list(seeds) for cell, seeds in runs.items()} == {"no_signal": [0], "opd": [0, 1]}
+    assert records.accuracy(runs["opd"][1]) == 0.5
+
+
+def test_a_damaged_record_names_its_line(tmp_path):
+    records.append(tmp_path, record("opd", 0, {"a": "4"}))
+    with (tmp_path / "opd.jsonl").open("a") as file:
+        file.write('{"cell": "opd"\n')
+    with pytest.raises(ValueError, match=r"opd\.jsonl, line 2: no record of a run"):
+        records.read(tmp_path)
+
+
+def test_comparison_is_over_the_seeds_that_both_have():
+    runs = {
+        "x": {s: record("x", s, {"a": d}) for s, d in ((0, "4" * 8), (1, "3" * 8), (2, "4" * 8))},
+        "y": {s: record("y", s, {"a": "2" * 8}) for s in (0, 1)},
+    }
+    found = records.compare(runs, "x", "y")
+    assert found.seeds == (0, 1)
+    # differences 1/2 and 1/4: mean 3/8, standard error 1/8, t(1, 0.975) = 12.706
+    assert found.interval.difference == pytest.approx(0.375)
+    assert found.interval.low == pytest.approx(0.375 - 12.7062 / 8, abs=1e-4)
+    assert not found.supported
+    assert records.compare(runs, "x", "z") is None
+
+
+def test_one_seed_is_compared_over_questions():
+    runs = {
+        "x": {0: record("x", 0, {"a": "4" * 30})},
+        "y": {0: record("y", 0, {"a": "40" * 15})},
+    }
+    found = records.compare(runs, "x", "y")
+    assert found.interval.difference == 0.5
+    assert 0.25 < found.interval.low < 0.5 < found.interval.high < 0.75
+    assert found.supported
+    assert records.shown(found).startswith("+50.0 [")
+
+
+def test_cell_grid_shows_means_and_spread():
+    runs = {"x": {s: record("x", s, {"a": d}) for s, d in ((0, "4"), (1, "2"))}}
+    grid = records.cell_grid(runs, ["x", "never_run"], title="t")
+    # (100 + 50) / 2, and sqrt((25^2 + 25^2) / 1)
+    assert grid.rows[0][:6] == ("x", "2", "75.0", "35.4", "50.0", "25.0")
+    assert grid.rows[0][9] == "0.0"  # at equal searches nothing was right
+    assert len(grid.rows) == 1
+
+
+def test_question_values_are_shares_of_runs():
+    values = records.question_values(record("x", 0, {"a": "0134"}))
+    np.testing.assert_array_equal(values["a"], [0, 0.25, 0.75, 1])
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_every_cell_makes_a_config_of_its_own(name, tmp_path):
+    cell = CELLS[name]
+    config = study_grid.make_config(cell, 3)
+    config.teacher.checkpoint = str(tmp_path)
+    validate(config)
+    assert config.seed == 3
+    assert cell.team in TEAMS
+    assert cell.policy in ("own", "start") or cell.policy in CELLS
+    assert not cell.teacher or cell.teacher in CELLS
+    if cell.policy == "own":
+        assert config.stages[config.train.stages[-1]].team == cell.team
+
+
+def test_no_two_cells_that_train_are_the_same():
+    seen = {}
+    for cell in CELLS.values():
+        config = json.loads(study_grid.make_config(cell, 0).to_json_best_effort())
+        key = json.dumps([config, cell.team, cell.policy, cell.teacher, cell.start], sort_keys=True)
+        assert key not in seen, f"{cell.name} is {seen.get(key)}"
+        seen[key] = cell.name
+
+
+def test_a_cell_leaves_the_defaults_alone():
+    before = default_config().to_json_best_effort()
+    for cell in CELLS.values():
+        study_grid.make_config(cell, 0)
+    assert default_config().to_json_best_effort() == before
+
+
+def test_claims_name_cells():
+    for pair in (*study_grid.CLAIMS, *study_grid.AXIS_CLAIMS):
+        assert set(pair) <= set(CELLS)
+
+
+def test_jobs_go_seed_by_seed_and_a_wrong_name_is_told_the_nearest():
+    assert study_grid.jobs(["opd", "cascade_rl"], [1, 0]) == [
+        ("cascade_rl", 0), ("opd", 0), ("cascade_rl", 1), ("opd", 1)
+    ]  # fmt: skip
+    assert len(study_grid.jobs(["all"], [])) == sum(cell.seeds for cell in CELLS.values())
+    with pytest.raises(ValueError, match="did you mean 'no_signal'"):
+        study_grid.jobs(["no_signals"], [])
+
+
+def test_listing_shows_what_has_a_record(tmp_path):
+    records.append(tmp_path, record("opd", 1, {"a": "4"}))
+    lines = study_report.listing(tmp_path).splitlines()
+    assert lines[0].startswith(f"{len(CELLS)} cells")
+    (line,) = [line for line in lines if line.startswith("opd ")]
+    assert ".x..." in line
