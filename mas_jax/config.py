@@ -26,6 +26,8 @@ def role(**changes) -> ConfigDict:
             divergence_coef=1.0, jsd_beta=0.5, kl_coef=0.0, kl_reference="teacher",
             kl_estimator="k3", entropy_coef=1e-3, value_coef=0.5, value_clip=0.0,
             correction="none", correction_cap=2.0, aggregation="token", weight=1.0,
+            outcome="correct", key_weight=0.618, turn_reward="none", step_weight=1.0,
+            step_discount=0.95, step_similarity=0.9,
         )
     ).lock()  # fmt: skip
     row.update(changes)
@@ -206,6 +208,24 @@ def ppo_cascade(config: ConfigDict) -> ConfigDict:
     only_stage(config, "ppo", team="cascade", sampler="policy", programme=programme)
     config.train.value_head = True
     config.train.updates_per_batch = 4  # with one, the clip would have nothing to do
+    return config
+
+
+def single_agent(config: ConfigDict, *, turns: int = 5, **changes) -> ConfigDict:
+    """One agent that searches and answers, on its own outcome, held near the start: METHODS 4.
+
+    turns: the last is the answer. changes: to its row; with the advantage "gae" it has a critic.
+    """
+    # Search-R1's, which the others keep: KL loss 0.001, low_var_kl (k3), to the start; no entropy
+    # bonus; discount and decay of its critic are 1
+    shared = dict(kl_coef=1e-3, kl_reference="initial", kl_estimator="k3", entropy_coef=0.0)
+    programme = ConfigDict(dict(searcher=role(**shared | changes)))
+    only_stage(config, "agent", team="single", sampler="policy", programme=programme)
+    config.budgets.single.update(dict(turns=turns, searcher_turns=turns, searches=turns - 1))
+    config.evaluation.teams = ("single",)
+    if "gae" in programme.searcher.advantages:
+        config.train.value_head = True
+        config.train.updates_per_batch = 4  # with one, the clip would have nothing to do
     return config
 
 

@@ -251,6 +251,19 @@ def _check_row(
         )
     if not row.trained:
         return
+    of_turns = (row.outcome != "correct", row.turn_reward != "none", "step" in row.advantages)
+    if any(of_turns) and stage.team != "single":
+        raise ValueError(
+            f"{where}: outcome={row.outcome!r}, turn_reward={row.turn_reward!r} and advantages="
+            f"{row.advantages} credit an agent that searches and answers itself, and the team is "
+            f"the {stage.team}; set team='single', or outcome='correct', turn_reward='none' and no "
+            "'step'"
+        )
+    if row.turn_reward != "none" and config.data.server:
+        raise ValueError(
+            f"{where}.turn_reward={row.turn_reward!r} reads gold passages' texts, which "
+            f"data.server={config.data.server!r} does not give; set data.corpus in place of it"
+        )
     if "gae" in row.advantages and not t.value_head:
         raise ValueError(
             f"{where}.advantages={row.advantages} need a critic, and train.value_head="
@@ -263,7 +276,7 @@ def _check_row(
         )
     size = 1 if row.group_by == "context" else t.group_size
     size *= t.candidates if acting == "answerer" else 1
-    if "group" in row.advantages and size < 2:
+    if {"group", "step"} & set(row.advantages) and size < 2:
         raise ValueError(
             f"{where}.advantages={row.advantages} compare a group, which has one member with "
             f"train.group_size={t.group_size}, candidates={t.candidates} and group_by="

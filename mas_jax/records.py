@@ -104,7 +104,8 @@ class Turn:
     """One generation inside a trace: tokens [start, end), what it did, and why it ended.
 
     action: "search", "report", "assign", "select", "answer", or "invalid" for a reason.
-    invalid.
+    query, found: of a search, what was asked and the ids of the passages that came back, best
+    first; none after a failure.
     """
 
     start: int
@@ -112,6 +113,8 @@ class Turn:
     action: str
     stop_reason: StopReason
     reason: str = ""
+    query: str = ""
+    found: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

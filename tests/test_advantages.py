@@ -1,5 +1,6 @@
 """Advantages: hand-computed values, loops in float64, what must not leak, and exact gradients."""
 
+import difflib
 import itertools
 import math
 import statistics
@@ -139,6 +140,42 @@ def test_a_weight_of_one_is_none_and_the_scale_of_a_fraction_is_its_own(scale):
 def test_weights_that_weigh_nothing_are_errors(weights):
     with pytest.raises(ValueError, match="want 2 above 0"):
         advantages.group_relative([1, 2], [0, 0], scale="std", eps=EPS, weights_X=weights)
+
+
+# --- turns: by hand -------------------------------------------------------------------------------
+
+
+def test_returns_to_go_by_hand():
+    # 1; 0 + 0.5 * 1; 2 + 0.5 * 0.5
+    got = advantages.returns_to_go([2.0, 0.0, 1.0], discount=0.5)
+    assert got.tolist() == [2.25, 0.5, 1.0] and got.dtype == np.float64
+    assert advantages.returns_to_go([], discount=0.5).shape == (0,)
+    last = advantages.returns_to_go([0, 0, 0, 1], discount=0.95)
+    np.testing.assert_allclose(last, [0.95**3, 0.95**2, 0.95, 1.0], rtol=1e-12)
+
+
+def test_texts_are_alike_from_the_given_ratio_on():
+    # ten characters of which nine match: 2 * 9 / 20 = 0.9
+    states = ["abcdefghij", "abcdefghiX", "abcdefghXX", "abcdefghij", "abcdefghij"]
+    keys = ["q", "q", "q", "q", "r"]
+    got = advantages.alike(states, keys, similarity=0.9)
+    assert got == [("q", 0), ("q", 0), ("q", 1), ("q", 0), ("r", 0)]
+    assert [n for _, n in advantages.alike(states, keys, similarity=0.91)] == [0, 1, 2, 0, 0]
+    assert [n for _, n in advantages.alike(states, keys, similarity=0.5)] == [0, 0, 0, 0, 0]
+    assert advantages.alike([], [], similarity=0.9) == []
+
+
+def test_a_group_is_compared_by_its_first_text_as_difflib_does():
+    rng = np.random.default_rng(0)
+    states = ["".join(rng.choice(list("ab "), 300)) for _ in range(3)]
+    states += [text[: 300 - cut] for text in states for cut in (1, 40, 90)]
+    firsts, want = [], []
+    for state in states:  # the plain way
+        near = [difflib.SequenceMatcher(None, state, first).ratio() >= 0.9 for first in firsts]
+        want.append(near.index(True) if any(near) else len(firsts))
+        firsts += [] if any(near) else [state]
+    assert [n for _, n in advantages.alike(states, [0] * 12, similarity=0.9)] == want
+    assert 3 < len(firsts) < 12
 
 
 # --- groups: one at a time, and what must not change them -----------------------------------------

@@ -16,7 +16,7 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Budgets, Sampling
 from mas_jax.agents.teams import PLAYS
-from mas_jax.config import cascade_programme, default_config, only_stage, role
+from mas_jax.config import cascade_programme, default_config, only_stage, role, single_agent
 from mas_jax.config_rules import BACKENDS, DIALECTS, REMATS, SCHEDULES, TEAMS, validate
 from mas_jax.config_rules import TEMPLATES as TEMPLATE_NAMES
 from mas_jax.learning import loop, update
@@ -272,6 +272,15 @@ _STUDENT = "stages.student.programme"
             {f"{_STUDENT}.leader.advantages": ("gae",)},
             f"{_STUDENT}.leader.advantages=('gae',) need a critic, and train.value_head=False",
         ),
+        (
+            {f"{_STUDENT}.searcher.outcome": "f1_or_format"},
+            "outcome='f1_or_format', turn_reward='none' and advantages=('distillation',) credit an "
+            "agent that searches and answers itself, and the team is the hierarchy",
+        ),
+        (
+            {f"{_STUDENT}.searcher.advantages": ("group", "step")},
+            "advantages=('group', 'step') credit an agent that searches and answers itself",
+        ),
         ({"train.stages": ("student",)}, "reads 'teacher', and train.stages=('student',)"),
         ({"train.stages": ("student", "teacher")}, "has no stage 'teacher' before it"),
         (
@@ -388,6 +397,61 @@ def test_a_single_agent_learns_with_one_row():
         del programme["answerer"]
     only_stage(config, "agent", team="single", sampler="policy", programme=programme)
     validate(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train.group_size": 1}, "advantages=('step',) compare a group, which has one member"),
+        (
+            {"data.server": "http://x", "data.test": ("x",), "data.corpus": ""},
+            "turn_reward='search_progress' reads gold passages' texts, which data.server='http://x'",
+        ),
+    ],
+)
+def test_a_single_agents_contradictions_are_named(changes, message):
+    config = single_agent(default_config(), advantages=("step",), turn_reward="search_progress")
+    validate(config)
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step_discount": 1.5}, r"searcher\.step_discount=1\.5, step_similarity=0\.9: want"),
+        ({"step_similarity": 0.0}, r"step_similarity=0\.0: want the first in \[0, 1\]"),
+        ({"step_weight": -1.0}, r"searcher\.step_weight=-1\.0 is negative"),
+        ({"outcome": "f2"}, r"searcher\.outcome='f2'; choose from \('correct',"),
+        ({"turn_reward": "search_progress"}, r"advantages=\('group',\), none of which reads"),
+    ],
+)
+def test_a_row_of_turns_that_contradicts_itself_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_programme({"searcher": role(**changes).to_dict()})
+
+
+def test_the_single_agents_are_what_was_published():
+    rows = {
+        name: load(name).get_config().stages.agent.programme.searcher
+        for name in (
+            "toy_search_r1_grpo", "toy_search_r1_ppo", "toy_research", "toy_stepsearch", "toy_gigpo"
+        )
+    }  # fmt: skip
+    for row in rows.values():
+        kl = (row.kl_coef, row.kl_reference, row.kl_estimator, row.entropy_coef)
+        assert kl == (1e-3, "initial", "k3", 0.0)
+    signals = {name: (r.advantages, r.outcome, r.turn_reward) for name, r in rows.items()}
+    assert signals == {
+        "toy_search_r1_grpo": (("group",), "correct", "none"),
+        "toy_search_r1_ppo": (("gae",), "correct", "none"),
+        "toy_research": (("group",), "f1_or_format", "none"),
+        "toy_stepsearch": (("gae",), "f1_and_keys", "search_progress"),
+        "toy_gigpo": (("group", "step"), "correct", "none"),
+    }
+    gigpo = rows["toy_gigpo"]
+    assert (gigpo.step_weight, gigpo.step_discount, gigpo.step_similarity) == (1.0, 0.95, 0.9)
 
 
 def test_a_reward_for_searching_is_a_searchers_alone():

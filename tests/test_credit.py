@@ -22,6 +22,8 @@ ROW = Row(
     clip_high=0.2, dual_clip=0.0, divergence="none", divergence_coef=0.0, jsd_beta=0.5,
     kl_coef=0.0, kl_reference="teacher", kl_estimator="k3", entropy_coef=0.0, value_coef=0.0,
     value_clip=0.0, correction="none", correction_cap=2.0, aggregation="token", weight=1.0,
+    outcome="correct", key_weight=0.618, turn_reward="none", step_weight=1.0, step_discount=0.95,
+    step_similarity=0.9,
 )  # fmt: skip
 PAPER = {
     "leader": replace(ROW, behaviour="assignment"),

@@ -112,6 +112,20 @@ def test_judgements_survive_json_and_older_files_have_none():
     assert episode_json.from_json(value) == make_episode("a0", 0)
 
 
+def test_what_a_search_found_survives_json_and_older_episodes_know_nothing_of_it():
+    trace = make_trace("searcher", [(2, 1, "search"), (1, 2, "report")])
+    first, second = trace.turns
+    searched = replace(first, query="who", found=("p1", "p2"))
+    episode = make_episode("a0", 0, traces=(replace(trace, turns=(searched, second)),))
+    value = json.loads(json.dumps(episode_json.to_json(episode)))
+    assert value["traces"][0]["turns"][0]["found"] == ["p1", "p2"]
+    assert not {"query", "found"} & set(value["traces"][0]["turns"][1])
+    assert episode_json.from_json(value) == episode
+    for turn in value["traces"][0]["turns"]:
+        turn.pop("query", None), turn.pop("found", None)
+    assert episode_json.from_json(value) == make_episode("a0", 0, traces=(trace,))
+
+
 def test_a_token_that_was_certain_keeps_its_place_in_json():
     trace = make_trace("searcher", [(2, 3, "search")])
     trace = replace(trace, logprobs=(0.0, 0.0, -1.0, 0.0, -2.0))

@@ -1,5 +1,6 @@
 """One step's questions by position, episodes in order, and what is reported of them."""
 
+import asyncio
 import math
 from dataclasses import replace
 
@@ -9,8 +10,15 @@ from scripted_team import Script, make_team
 from test_credit import episode
 from test_rollout import PATIENT, RUN, SAYS, failing, questions, raising
 
-from mas_jax.learning.experience import collect, describe
-from mas_jax.records import Failure, FailureKind, StopReason, WorldError
+from mas_jax.learning.experience import collect, describe, remembering
+from mas_jax.records import (
+    Failure,
+    FailureKind,
+    Passage,
+    SearchFailure,
+    StopReason,
+    WorldError,
+)
 
 # --- episodes -------------------------------------------------------------------------------------
 
@@ -32,6 +40,21 @@ def test_an_episode_that_the_world_failed_is_among_them():
     found = describe(episodes)
     assert found["rollout/errors/retriever"] == 4
     assert (found["rollout/failure_frac"], found["rollout/em"]) == (1, 0)
+
+
+def test_the_texts_of_all_that_was_found_are_remembered():
+    script = Script(
+        SAYS, finds=lambda query: [Passage("p1", "thing", "red"), Passage("p2", "", "x")]
+    )
+    search, texts = remembering(script.world.search)
+    world = replace(script.world, search=search)
+    collect(questions(1), 1, make_team("cascade"), world=world, run=RUN, limits=PATIENT)
+    assert texts == {"p1": "thing\nred", "p2": "\nx"}
+    failed, nothing = remembering(
+        Script(SAYS, finds=lambda q: SearchFailure("late", "")).world.search
+    )
+    assert asyncio.run(failed(["a"], 3)) == [SearchFailure("late", "")]
+    assert nothing == {}
 
 
 # --- what they were like --------------------------------------------------------------------------

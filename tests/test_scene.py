@@ -44,6 +44,15 @@ def test_without_test_questions_the_toy_world_is_played(tokenizer):
     assert scene.questions == scene.world.questions
     assert scene.training.at(0, seed=0) in scene.world.questions["train"]
     assert set(scene.identity) == {"world", "encoder"}
+    gold = assembly.gold_texts(scene)
+    question = scene.questions["train"][0]
+    assert all(name in gold for name in question.gold_passages)
+    assert len(gold) < len(scene.world.passages) / 2
+
+
+def test_questions_without_gold_passages_have_no_rewards_of_turns(files, tokenizer):
+    with pytest.raises(ValueError, match=r"training questions name 0, in a corpus.*data\.corpus"):
+        assembly.gold_texts(assembly.make_scene(files, tokenizer))
 
 
 def test_files_become_questions_a_mixture_and_a_searchable_corpus(files, tokenizer):

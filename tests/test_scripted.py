@@ -7,10 +7,14 @@ import pytest
 
 from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.prompts import toy_prompt_words
-from mas_jax.config import default_config
+from mas_jax.config import default_config, role
 from mas_jax.data.tokenizer import make_toy_tokenizer
 from mas_jax.learning import assembly
+from mas_jax.learning.credit import credit
+from mas_jax.learning.programme import make_programme
 from mas_jax.learning.toy_policy import flawed_traces, scripted_episodes
+from mas_jax.learning.turn_credit import Sources
+from mas_jax.retrieval.index import contents
 
 
 @functools.cache
@@ -76,3 +80,28 @@ def test_starting_traces_hold_every_role_and_only_sampled_tokens_are_owned():
             said = tokenizer.decode(trace.tokens[turn.start : turn.end])
             assert said.startswith("<") and said.endswith(">")
             assert all(trace.owners[turn.start : turn.end])
+
+
+def test_turns_of_single_agents_in_the_toy_world_are_credited():
+    scene, flaws = make_scene(), Flaws(**default_config().pretrain.flaws)
+    episodes = scripted_episodes(
+        default_config(), "single", scene, split="test", count=14, runs=4, flaws=flaws
+    )
+    questions = {question.uid: question for question in scene.questions["test"]}
+    sources = Sources(questions, {p.id: contents(p) for p in scene.world.passages})
+    changes = dict(turn_reward="search_progress", outcome="f1_and_keys")
+    row = make_programme({"searcher": role(advantages=("group", "step"), **changes).to_dict()})
+    credited, metrics = credit(episodes, row, sources)
+    turns = [
+        (turn.action, value)
+        for c in credited
+        for turn, value in zip(c.trace.turns, c.turn_rewards, strict=True)
+    ]
+    searches = [value for action, value in turns if action == "search"]
+    assert all(value == 0.0 for action, value in turns if action != "search")
+    assert all(-1.0 <= value <= 1.0 for value in searches)
+    # most searches of a script find a gold passage
+    assert sum(value > 0.1 for value in searches) > len(searches) / 2
+    assert metrics["credit/searcher/step_group_size"] > 1.5
+    assert any(value > 0 for c in credited for value in c.turn_advantages)
+    assert max(c.reward for c in credited) > 1.3

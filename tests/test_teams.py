@@ -107,6 +107,9 @@ def test_the_single_agent_answers_itself_and_must_in_its_last_turn():
     assert turns_of(episode) == {"single": ["search", "answer"]}
     assert (episode.predictions, episode.reward, episode.turns_used) == (("ada",), 1.0, 2)
     assert episode.traces[0].role == "searcher"
+    searched, answered = episode.traces[0].turns
+    assert (searched.query, searched.found) == ("a", ("p1",))
+    assert (answered.query, answered.found) == ("", ())
     assert script.prompt("single", 1).endswith("answer now<|im_end|><|im_start|>assistant")
 
 

@@ -91,22 +91,24 @@ class Play:
         """Everything generated so far, in the order in which the agents were created."""
         return tuple(trace for agent in self.agents for trace in agent.traces())
 
-    async def look_up(self, query: str) -> Message:
-        """Runs one query; the observation that shows its passages, or that it failed."""
+    async def look_up(self, query: str) -> tuple[Message, tuple[str, ...]]:
+        """Runs one query; the observation that shows its passages, or that it failed, and the ids
+        of the passages."""
         prompts = self.team.prompts
         self.num_searches += 1
         (found,) = await self.world.search([query], self.team.budgets.passages)
         if isinstance(found, SearchFailure):
             self.failed_searches += 1
-            return Message(prompts.search_failed, {"kind": found.kind})
+            return Message(prompts.search_failed, {"kind": found.kind}), ()
         self.retrieved.update((passage.id, passage.title) for passage in found)
         if not found:
-            return Message(prompts.no_passages)
+            return Message(prompts.no_passages), ()
         items = tuple(
             fill(prompts.passage, {"index": index, "title": passage.title, "text": passage.text})
             for index, passage in enumerate(found, start=1)
         )
-        return Message(prompts.information, items=items, separator=prompts.passage_separator)
+        message = Message(prompts.information, items=items, separator=prompts.passage_separator)
+        return message, tuple(passage.id for passage in found)
 
 
 class Agent:

@@ -9,7 +9,7 @@ Must not know: roles, actions, budgets.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mas_jax.data.tokenizer import Tokenizer
 from mas_jax.records import NOBODY, Sample, StopReason, Turn
@@ -185,6 +185,11 @@ class Conversation:
             Turn(start, len(strand.tokens), action, sample.stop_reason, reason=reason)
         )
         self._sampled = sample.tokens
+
+    def note_search(self, query: str, found: Sequence[str]) -> None:
+        """Notes at the last turn, a search, what it asked and the ids of what it found."""
+        turns = self.strands[-1].turns
+        turns[-1] = replace(turns[-1], query=query, found=tuple(found))
 
     def extend(self, text: str) -> None:
         """Closes the last generation and adds outside text as a user's message."""

@@ -58,8 +58,9 @@ async def search_until(agent: Agent, final: str, *, grant: Grant, now: str) -> E
                 return Ending("", "context")
             case Search(query):
                 searches_left -= 1
-                message = await play.look_up(query)
+                message, found = await play.look_up(query)
                 agent.searches.append((query, message.items))
+                agent.conversation.note_search(query, found)
             case Invalid(reason):
                 if agent.num_invalid == MAX_INVALID:
                     break

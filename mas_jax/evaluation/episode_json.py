@@ -61,8 +61,22 @@ def _trace_to_json(trace: Trace) -> dict:
         **vars(trace),
         "owners": [[owner, len(list(run))] for owner, run in groupby(trace.owners)],
         "logprobs": [logprob for owner, logprob in pairs if owner != NOBODY],
-        "turns": [{**vars(turn), "stop_reason": turn.stop_reason.value} for turn in trace.turns],
+        "turns": [_turn_to_json(turn) for turn in trace.turns],
     }
+
+
+def _turn_to_json(turn: Turn) -> dict:
+    """The turn's fields; those of a search only where it is one."""
+    fields = {**vars(turn), "stop_reason": turn.stop_reason.value}
+    for name in ("query", "found"):
+        if not fields[name]:
+            del fields[name]
+    return fields
+
+
+def _turn_from_json(value: dict) -> Turn:
+    found = tuple(value.get("found", ()))
+    return Turn(**{**value, "stop_reason": StopReason(value["stop_reason"]), "found": found})
 
 
 def _trace_from_json(value: dict) -> Trace:
@@ -74,9 +88,6 @@ def _trace_from_json(value: dict) -> Trace:
             "tokens": tuple(value["tokens"]),
             "owners": owners,
             "logprobs": tuple(0.0 if owner == NOBODY else next(sampled) for owner in owners),
-            "turns": tuple(
-                Turn(**{**turn, "stop_reason": StopReason(turn["stop_reason"])})
-                for turn in value["turns"]
-            ),
+            "turns": tuple(map(_turn_from_json, value["turns"])),
         }
     )

@@ -5,11 +5,13 @@ are made on the host in float64, over the whole global batch and before it is cu
 micro-batches; the others on the device, per token.
 A trace is a run of one segment id in one row; its owned tokens (the mask) may stand in several
 spans, and what is between them, tool results and other agents' words, is skipped as if absent.
-Dimensions: B rows, T positions, X samples with a reward, P groups. Must not know: models, roles.
+Dimensions: B rows, T positions, X samples or turns with a reward, P groups. Must not know: models,
+roles.
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +108,48 @@ def _census(sizes_P: np.ndarray, is_constant_P: np.ndarray, present_X: np.ndarra
         zero_variance=int((is_constant_P & (sizes_P >= 2)).sum()),
         missing=int((~present_X).sum()),
     )
+
+
+def returns_to_go(rewards: Sequence[float] | np.ndarray, *, discount: float) -> np.ndarray:
+    """Discounted sum of each turn's reward and the later ones', R_t = r_t + discount R_(t+1).
+
+    Source: GiGPO (arXiv 2505.10978) eq. 5, with discount 0.95.
+    """
+    returns = np.array(rewards, np.float64)
+    for turn in range(len(returns) - 2, -1, -1):
+        returns[turn] += discount * returns[turn + 1]
+    return returns
+
+
+def alike(
+    states_X: Sequence[str], keys_X: Sequence[Hashable], *, similarity: float
+) -> list[tuple[Hashable, int]]:
+    """Group of each text among those of one key: (key, number of the group).
+
+    In order, each text joins the first group to whose first text its ratio (difflib) is at least
+    `similarity`, or begins one.
+    Source: GiGPO's anchor groups (arXiv 2505.10978 eq. 6), for search as verl-agent compares them:
+    similarity 0.9, of characters.
+    """
+    firsts: dict[Hashable, list[SequenceMatcher]] = {}
+    groups = []
+    for state, key in zip(states_X, keys_X, strict=True):
+        known = firsts.setdefault(key, [])
+        number = next((i for i, m in enumerate(known) if _is_alike(m, state, similarity)), None)
+        if number is None:
+            number = len(known)
+            known.append(SequenceMatcher(None, "", state))
+        groups.append((key, number))
+    return groups
+
+
+def _is_alike(matcher: SequenceMatcher, state: str, similarity: float) -> bool:
+    if state == matcher.b:
+        return True
+    matcher.set_seq1(state)
+    # two bounds from above, which cost less
+    bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
+    return all(ratio() >= similarity for ratio in bounds)
 
 
 def distillation(

@@ -37,7 +37,7 @@ from mas_jax.retrieval.client import RetrieverClient
 from mas_jax.retrieval.corpus import open_corpus
 from mas_jax.retrieval.encoder import EncoderConfig, TextEncoder
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
-from mas_jax.retrieval.index import IndexConfig, Retriever
+from mas_jax.retrieval.index import IndexConfig, Retriever, contents
 from mas_jax.rewards.exact_match import exact_match
 from mas_jax.sampling.api import Client, Endpoint
 from mas_jax.sampling.device import EngineSettings
@@ -200,6 +200,24 @@ def _toy_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
         prompts=load_prompts(config.model.prompts),
         world=world,
     )
+
+
+def gold_texts(scene: Scene) -> dict[str, str]:
+    """Texts by id of the passages that hold the training questions' facts.
+
+    Raises: ValueError if no question says which, or what searches keeps its passages to itself.
+    """
+    wanted = {name for q in scene.questions["train"] for name in q.gold_passages}
+    if not wanted or isinstance(scene.retriever, RetrieverClient):
+        raise ValueError(
+            f"a turn_reward reads gold passages, of which the training questions name "
+            f"{len(wanted)}, in a corpus of this process; give data.train with gold_passage_ids "
+            "and data.corpus, or set turn_reward='none'"
+        )
+    found = {p.id: contents(p) for p in scene.retriever.passages if p.id in wanted}
+    if not found:
+        raise ValueError(f"none of the {len(wanted)} gold passages is in the corpus")
+    return found
 
 
 def make_encoder(config: ConfigDict) -> HashedNgrams | TextEncoder:

@@ -45,8 +45,9 @@ class TokenBatch:
     (their number, if not aligned), or that over |y| where the role aggregates by sequence; 0 where
     nothing is learned. policy_weights:
     the same, but 0 for what drop_zero_variance leaves out of the policy loss. advantages:
-    group-relative, on every token of the trace that its role sampled. rewards: the trace's, on the
-    last of them. sampler_logprobs: nats.
+    group-relative, on every token of the trace that its role sampled, with its turn's added.
+    rewards: the trace's, on the last of them; a turn's, on the last of the turn. sampler_logprobs:
+    nats.
     """
 
     tokens_MBT: np.ndarray | jax.Array
@@ -147,8 +148,12 @@ def merged(credited: Sequence[Credited], programme: Programme) -> tuple[list[Cre
     for c in credited:
         trace, row = c.trace, programme[c.trace.role]
         reward = c.reward if "gae" in row.advantages else 0.0
+        earned = c.turn_rewards if "gae" in row.advantages else ()
         key = (trace.role, trace.tokens, trace.owners, trace.logprobs, c.advantage, reward,
                c.is_dropped)  # fmt: skip
+        if any((*c.turn_advantages, *earned)):
+            places = tuple((turn.start, turn.end) for turn in trace.turns)
+            key += (c.turn_advantages, earned, places)
         times[key] = times.get(key, 0.0) + c.weight
         first.setdefault(key, c)
     return list(first.values()), np.fromiter(times.values(), np.float64, len(times))
@@ -197,8 +202,9 @@ def _token_values(
     weight_X = np.where(by_sequence_X, times_X / count_X, times_X)
     weights_N = np.where(owned_N, weight_X[trace_N], 0.0).astype(np.float32)
     kept_X = _tracewise(lambda c: not c.is_dropped, bool)
-    advantage_X = _tracewise(lambda c: c.advantage, np.float32)
-    reward_X = _tracewise(lambda c: c.reward, np.float32)
+    advantage_X = _tracewise(lambda c: c.advantage, np.float64)
+    reward_X = _tracewise(lambda c: c.reward, np.float64)
+    turn_advantage_N, turn_reward_N = _turn_values(packed, sizes_X)
     last_N = np.zeros(num_tokens, bool)  # the last owned token of its trace
     owned_at = np.flatnonzero(owned_N)
     last_N[owned_at[np.diff(trace_N[owned_at], append=len(packed)) > 0]] = True
@@ -208,10 +214,32 @@ def _token_values(
         "owner_MBT": owner_N,
         "weights_MBT": weights_N,
         "policy_weights_MBT": np.where(kept_X[trace_N], weights_N, np.float32(0.0)),
-        "advantages_MBT": np.where(owned_N, advantage_X[trace_N], np.float32(0.0)),
-        "rewards_MBT": np.where(last_N, reward_X[trace_N], np.float32(0.0)),
+        "advantages_MBT": _single(owned_N, advantage_X[trace_N] + turn_advantage_N),
+        "rewards_MBT": _single(owned_N, np.where(last_N, reward_X[trace_N], 0.0) + turn_reward_N),
         "sampler_logprobs_MBT": _tokenwise(lambda trace: trace.logprobs, np.float32),
     }
+
+
+def _single(mask_N: np.ndarray, value_N: np.ndarray) -> np.ndarray:
+    """The values in float32, 0 outside the mask."""
+    return np.where(mask_N, value_N, 0.0).astype(np.float32)
+
+
+def _turn_values(packed: Sequence[Credited], sizes_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Turns' advantages on all their tokens, and turns' rewards on their last, [N] each.
+
+    A turn in which nothing was sampled has no token to earn a reward with.
+    """
+    advantage_N, reward_N = np.zeros(sizes_X.sum()), np.zeros(sizes_X.sum())
+    for first, c in zip(np.cumsum(sizes_X) - sizes_X, packed, strict=True):
+        if c.turn_advantages:
+            for turn, value in zip(c.trace.turns, c.turn_advantages, strict=True):
+                advantage_N[first + turn.start : first + turn.end] = value
+        if c.turn_rewards:
+            for turn, value in zip(c.trace.turns, c.turn_rewards, strict=True):
+                if turn.end > turn.start:
+                    reward_N[first + turn.end - 1] = value
+    return advantage_N, reward_N
 
 
 def _log_too_long(traces: Sequence[Trace], length: int) -> None:

@@ -1,4 +1,4 @@
-"""Episodes of one step -> what each trace is rewarded with, and its group-relative advantage.
+"""Episodes of one step -> what each trace and turn is rewarded with, and group-relative advantages.
 
 On the host, over all episodes of a group at once, before anything is packed. An *agent* is one
 candidate of one path in one episode; its traces (more than one where the template rewrote the past)
@@ -7,6 +7,7 @@ Dimensions: X agents of one role. Must not know: arrays of tokens, models, losse
 """
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mas_jax.learning import turn_credit
 from mas_jax.learning.advantages import group_relative
 from mas_jax.learning.alignment import aligned_weights, target_count
 from mas_jax.learning.programme import Programme, Row
+from mas_jax.learning.turn_credit import Sources
 from mas_jax.records import Episode, Trace
 from mas_jax.rewards import terms
 
@@ -27,6 +30,9 @@ class Credited:
 
     is_dropped: whether drop_zero_variance leaves it out of the policy loss. weight: how often the
     trace counts.
+    turn_advantages: of each turn, beside `advantage` on its tokens. turn_rewards: of each turn,
+    earned with its last token, beside `reward`, which the trace earns with its last. Both may be
+    empty, which is 0 for every turn.
     """
 
     trace: Trace
@@ -34,6 +40,20 @@ class Credited:
     advantage: float
     is_dropped: bool
     weight: float = 1.0
+    turn_advantages: tuple[float, ...] = ()
+    turn_rewards: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What an agent is credited with: as `Credited`, turns of all its traces in order."""
+
+    reward: float
+    advantage: float
+    is_dropped: bool
+    weight: float
+    turn_advantages: tuple[float, ...]
+    turn_rewards: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,7 @@ class _Agent:
 def credit(
     episodes: Sequence[Episode],
     programme: Programme,
+    sources: Sources | None = None,
     *,
     agree: Callable[[int], int] = lambda value: value,
 ) -> tuple[list[Credited], dict[str, float]]:
@@ -54,13 +75,14 @@ def credit(
 
     The order of `episodes` changes nothing. An episode that the world failed, or whose correctness
     is not a finite number, is left out with all its traces, and counted; so is an agent whose
-    reward its judge left missing. agree: one number for all hosts of their own, such as the
-    largest, which alignment multiplies all weights by.
-    Raises: ValueError if a (question, rollout) comes twice, a role has no row, or a row wants
-    judgements that nobody made.
+    reward its judge left missing. sources: what rows with `reads_questions` read beside. agree: one
+    number for all hosts of their own, such as the largest, which alignment multiplies all weights
+    by.
+    Raises: ValueError if a (question, rollout) comes twice, a role has no row or, where its row
+    reads them, no sources, or a row wants judgements that nobody made.
     """
     ordered = sorted(episodes, key=lambda episode: (episode.question, episode.rollout))
-    _check(ordered, programme)
+    _check(ordered, programme, sources)
     scored = [episode for episode in ordered if _is_scored(episode)]
     metrics = {
         "credit/num_episodes": float(len(ordered)),
@@ -72,24 +94,39 @@ def credit(
         for role, row in programme.items()
         if row.alignment == "weights"
     }
-    shares: dict[Hashable, tuple[float, float, bool, float]] = {}  # fields of Credited
+    shares: dict[Hashable, _Share] = {}
     for role, row in programme.items():
         if agents[role]:
-            share, counts = _credit_role(agents[role], row, targets.get(role))
+            share, counts = _credit_role(agents[role], row, targets.get(role), sources)
             shares |= share
             metrics |= {f"credit/{role}/{name}": value for name, value in counts.items()}
     traces = [t for episode in scored for t in episode.traces if _agent_key(t) in shares]
     for role, number in Counter(trace.role for trace in traces).items():
         metrics[f"credit/{role}/num_traces"] = float(number)
-    return [Credited(trace, *shares[_agent_key(trace)]) for trace in traces], metrics
+    return _spread(traces, shares), metrics
 
 
-def reward(episode: Episode, agent: Trace, row: Row) -> float:
+def _spread(traces: Sequence[Trace], shares: Mapping[Hashable, _Share]) -> list[Credited]:
+    """The traces with their agents' shares; each trace has its own turns' part."""
+    used: Counter[Hashable] = Counter()
+    credited = []
+    for trace in traces:
+        key = _agent_key(trace)
+        part = slice(used[key], used[key] + len(trace.turns))
+        used[key] = part.stop
+        s = shares[key]
+        turns = (s.turn_advantages[part], s.turn_rewards[part])
+        credited.append(Credited(trace, s.reward, s.advantage, s.is_dropped, s.weight, *turns))
+    return credited
+
+
+def reward(episode: Episode, agent: Trace, row: Row, sources: Sources | None = None) -> float:
     """Reward of an agent, whose turns are all in `agent`, by its role's row.
 
-    (1 - weight) correct + weight behaviour, or `correct` alone without a behaviour term. The
-    Answerer's correctness is its own candidate's, the others' is made of all candidates'. With a
-    judge see `terms.judged`; NaN where it failed.
+    (1 - weight) outcome + weight behaviour, or the outcome alone without a behaviour term: the
+    correctness, or what `row.outcome` makes of it (`turn_credit.py`). The Answerer's correctness is
+    its own candidate's, the others' is made of all candidates'. With a judge see `terms.judged`;
+    NaN where it failed.
     Source: MultiAgent-OPD, 0.9 R_EM + 0.1 b for the Searcher and 0.9 R_EM + 0.1 R_assign for the
     Leader; how five candidates make one R_EM is not stated.
     """
@@ -97,6 +134,7 @@ def reward(episode: Episode, agent: Trace, row: Row) -> float:
         return terms.INVALID_TERM
     own = agent.role == "answerer"
     correct = episode.correct[agent.candidate] if own else CORRECT[row.correct](episode)
+    correct = turn_credit.outcome(episode, agent, row, sources, correct=correct)
     if row.behaviour == "none":
         return correct
     if row.behaviour == "judge":
@@ -160,11 +198,13 @@ def _agents(episodes: Sequence[Episode], role: str) -> list[_Agent]:
 
 
 def _credit_role(
-    agents: Sequence[_Agent], row: Row, target: int | None
-) -> tuple[dict[Hashable, tuple[float, float, bool, float]], dict[str, float]]:
-    """Reward, advantage, whether dropped and weight by agent key, and the role's metrics. Agents
-    without a reward are left out. target: number that alignment brings each episode's agents to."""
-    rewards = [reward(agent.episode, agent.whole, row) for agent in agents]
+    agents: Sequence[_Agent], row: Row, target: int | None, sources: Sources | None
+) -> tuple[dict[Hashable, _Share], dict[str, float]]:
+    """Shares by agent key, and the role's metrics. Agents without a reward are left out.
+
+    target: number that alignment brings each episode's agents to, None without it.
+    """
+    rewards = [reward(agent.episode, agent.whole, row, sources) for agent in agents]
     metrics = {"num_agents": float(len(agents))}
     if row.behaviour == "judge":
         metrics |= _judge_metrics(agents)
@@ -184,8 +224,8 @@ def _credit_role(
         advantages_X, is_constant_X, census = group_relative(
             rewards_X, groups_X, scale=row.scale, eps=row.scale_eps, weights_X=weights_X
         )
-        # the teacher's signal does not depend on the rewards being different
-        if row.drop_zero_variance and "distillation" not in row.advantages:
+        # neither a teacher's signal nor a turn's depends on the rewards being different
+        if row.drop_zero_variance and not {"distillation", "step"} & set(row.advantages):
             is_dropped_X = is_constant_X
         metrics |= {
             "groups": float(census.num_groups),
@@ -194,8 +234,18 @@ def _credit_role(
             "zero_variance_frac": census.zero_variance / census.num_groups,
             "dropped_frac": float(is_dropped_X.mean()),
         }
-    fields = (rewards_X, advantages_X, is_dropped_X, weights_X)
-    shares = zip(*(values_X.tolist() for values_X in fields), strict=True)
+    turn_rewards = [turn_credit.turn_rewards(agent.whole, row, sources) for agent in agents]
+    turn_advantages: list[tuple[float, ...]] = [()] * len(agents)
+    if row.turn_reward != "none":
+        metrics["turn_reward"] = sum(map(sum, turn_rewards)) / len(agents)
+    if "step" in row.advantages:
+        turn_advantages, found = turn_credit.step_advantages(
+            [agent.whole for agent in agents], rewards_X.tolist(), turn_rewards, row, sources
+        )
+        metrics |= found
+    arrays = (rewards_X, advantages_X, is_dropped_X, weights_X)
+    columns = (*(values_X.tolist() for values_X in arrays), turn_advantages, turn_rewards)
+    shares = itertools.starmap(_Share, zip(*columns, strict=True))
     return dict(zip(keys, shares, strict=True)), metrics
 
 
@@ -230,7 +280,15 @@ def _is_scored(episode: Episode) -> bool:
     return not is_failed and all(map(math.isfinite, episode.correct))
 
 
-def _check(episodes: Sequence[Episode], programme: Programme) -> None:
+def _check(episodes: Sequence[Episode], programme: Programme, sources: Sources | None) -> None:
+    readers = [role for role, row in programme.items() if row.reads_questions]
+    known = () if sources is None else sources.questions
+    for episode in episodes if readers else ():
+        if episode.question not in known:
+            raise ValueError(
+                f"the rows of {readers} read questions, and that of {episode.question!r} is not "
+                "among the sources; give credit() the questions that were played"
+            )
     pairs = Counter((episode.question, episode.rollout) for episode in episodes)
     for (question, rollout), number in pairs.items():
         if number > 1:

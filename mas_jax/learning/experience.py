@@ -5,7 +5,7 @@ Must not know: programmes, arrays, updates.
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from mas_jax.agents import rollout
 from mas_jax.agents.setting import Run, Team, World
@@ -14,7 +14,8 @@ from mas_jax.evaluation.statistics import (
     invalid_action_frac,
     score_episode,
 )
-from mas_jax.records import Episode, Question, StopReason
+from mas_jax.records import Episode, Passage, Question, SearchFailure, StopReason
+from mas_jax.retrieval.index import contents
 
 
 def collect(
@@ -29,6 +30,20 @@ def collect(
 
     place = {(question.uid, index): number for number, (question, index) in enumerate(jobs)}
     return sorted(asyncio.run(_play()), key=lambda e: place[e.question, e.rollout])
+
+
+def remembering(search: Callable[..., Awaitable]) -> tuple[Callable[..., Awaitable], dict]:
+    """The same search, and the text by id of every passage that it has found so far."""
+    texts: dict[str, str] = {}
+
+    async def _search(queries: list[str], k: int) -> list[list[Passage] | SearchFailure]:
+        results = await search(queries, k)
+        for found in results:
+            if not isinstance(found, SearchFailure):
+                texts.update((passage.id, contents(passage)) for passage in found)
+        return results
+
+    return _search, texts
 
 
 def describe(episodes: Sequence[Episode]) -> dict[str, float]:

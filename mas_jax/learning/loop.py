@@ -33,6 +33,7 @@ from mas_jax.learning.objective import Forward
 from mas_jax.learning.programme import Programme
 from mas_jax.learning.teachers import Teacher
 from mas_jax.learning.trainer import Trainer
+from mas_jax.learning.turn_credit import Sources
 from mas_jax.learning.update import TrainState
 from mas_jax.model import qwen3
 
@@ -85,7 +86,8 @@ class Stage:
 
     config: as JSON, for the checkpoint. start: makes the parameters on the training mesh from which
     the policy departs; reference: the same, kept to measure how far it has gone. validate: measure
-    of the published policy after so many steps, larger is better.
+    of the published policy after so many steps, larger is better. gold: texts of gold passages by
+    id, for rewards of turns.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Stage:
     seed: int
     questions: Mixture
     world: World
+    gold: Mapping[str, str]
     publish: Callable[[qwen3.Params], None]
     sampler_counts: Callable[[], Mapping[str, float]]
     validate: Callable[[int], float]
@@ -237,12 +240,16 @@ def _step(
             host=jax.process_index(), num_hosts=jax.process_count(),
         )  # fmt: skip
         run = Run(seed=stage.seed, purpose="train", step=step)
+        search, texts = experience.remembering(stage.world.search)
+        world = dataclasses.replace(stage.world, search=search)
         episodes = experience.collect(
-            asked, s.group_size, stage.team, world=stage.world, run=run, limits=stage.limits
+            asked, s.group_size, stage.team, world=world, run=run, limits=stage.limits
         )
         values = experience.describe(episodes)
     with phases("pack"):
-        credited, found = credit(episodes, programme, agree=packing.agree_max)
+        by_uid = {question.uid: question for question in asked}
+        sources = Sources(by_uid, {**stage.gold, **texts})
+        credited, found = credit(episodes, programme, sources, agree=packing.agree_max)
         batch, num_micro, stats = packing.pack(
             credited, programme, micro_rows=s.micro_rows // jax.process_count(),
             length=s.row_length, agree=packing.agree_max,

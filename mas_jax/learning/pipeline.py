@@ -208,6 +208,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
     programme: Programme = make_programme(section.programme.to_dict())
     team = assembly.make_team(config, section.team, scene, training=True)
     fields = {field.name for field in dataclasses.fields(loop.TrainSettings)}
+    has_turn_rewards = any(row.turn_reward != "none" for row in programme.values())
     alarms = t.alarms.to_dict() | {"distilled": loop.distilled(programme)}
     return loop.Stage(
         name=name,
@@ -220,6 +221,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
             _sampler(pipeline, section.sampler), scene.retriever.search,
             assembly.exact_match_reward, _judge(pipeline, programme),
         ),
+        gold=assembly.gold_texts(scene) if has_turn_rewards else {},
         publish=pipeline.engines.set_params,
         sampler_counts=lambda: pipeline.engines.metrics,
         validate=lambda step: _validate(pipeline, name, section.team, step),

@@ -13,7 +13,9 @@ from mas_jax.records import ROLES
 TEACHER = "teacher"  # the stage, and the name that rows give its weights
 TEACHERS = (TEACHER, "initial", "live", "ema")
 CHOICES = {
-    "advantages": ("group", "distillation", "gae"),
+    "advantages": ("group", "step", "distillation", "gae"),
+    "outcome": ("correct", "format_tiers", "f1_or_format", "f1_and_keys"),
+    "turn_reward": ("none", "search_progress"),
     "correct": ("mean", "first", "majority", "any"),
     "behaviour": (
         "none",
@@ -42,15 +44,20 @@ class Row:
     """How one role learns; coefficients of 0 switch a stream off.
 
     trained: False for a frozen role, whose tokens are owned and learn nothing.
-    advantages: which are summed: "group" (group-relative reward), "distillation" (teacher's less
-    own log-prob, times beta), "gae" (a critic's); none of them is a role without a policy loss.
-    Reward: (1 - behaviour_weight) correct + behaviour_weight behaviour, see `rewards/terms.py`;
-    correct: how the Answerer's candidates make one number for the other roles; behaviour_cap: of
-    "assignment" and "search_cost", which counts an agent's own searches, for the Leader all;
-    invalid="reward": an invalid action makes the whole reward -1, not the term.
+    advantages: which are summed: "group" (group-relative reward), "step" (a turn's return relative
+    to turns that answer a like observation), "distillation" (teacher's less own log-prob, times
+    beta), "gae" (a critic's); none of them is a role without a policy loss.
+    Reward: (1 - behaviour_weight) outcome + behaviour_weight behaviour, see `rewards/terms.py`;
+    outcome: "correct", or of a single agent one of `rewards/search.py`; key_weight: of
+    "f1_and_keys"; correct: how the Answerer's candidates make one number for the other roles;
+    behaviour_cap: of "assignment" and "search_cost", which counts an agent's own searches, for the
+    Leader all; invalid="reward": an invalid action makes the whole reward -1, not the term.
     behaviour="judge" is a reward of its own: judge_weights of format, correctness and judgement.
     alignment: "weights" makes the role's agents of every episode together weigh alike, as in M-GRPO
     (`alignment.py`); "none" weighs each agent alike.
+    turn_reward: beside it, of each turn of a single agent; a critic's and a step's.
+    step_weight: of the "step" advantage; step_discount: of a turn's later rewards in its return;
+    step_similarity: of observations, from which on they are alike.
     group_by: "question" (all of a question's episodes) or "context" (candidates of one request).
     scale: what a centred reward is divided by; scale_eps is added to it. drop_zero_variance: leave
     groups of equal rewards out of the policy loss and its count (never distillation's tokens).
@@ -100,12 +107,24 @@ class Row:
     correction_cap: float
     aggregation: str
     weight: float
+    outcome: str
+    key_weight: float
+    turn_reward: str
+    step_weight: float
+    step_discount: float
+    step_similarity: float
 
     @property
     def teachers(self) -> frozenset[str]:
         """Names of the teachers that the row reads log-probs of."""
         names = {self.teacher} if "distillation" in self.advantages else set()
         return frozenset(names | ({self.kl_reference} if self.kl_coef else set()))
+
+    @property
+    def reads_questions(self) -> bool:
+        """Whether its rewards or advantages take more than an episode says of itself."""
+        is_plain = self.outcome in ("correct", "format_tiers") and self.turn_reward == "none"
+        return not is_plain or "step" in self.advantages
 
     @property
     def is_exact(self) -> bool:
@@ -180,7 +199,19 @@ def _check(role: str, row: Row) -> None:
         raise ValueError(f"{where}.behaviour_weight={row.behaviour_weight} is outside [0, 1]")
     if row.divergence == "jsd" and not 0.0 < row.jsd_beta < 1.0:
         raise ValueError(f"{where}.jsd_beta={row.jsd_beta} is outside (0, 1)")
-    for key in ("clip_low", "clip_high", "dual_clip", "log_ratio_clip", "weight", "value_clip"):
+    if not 0.0 <= row.step_discount <= 1.0 or not 0.0 < row.step_similarity <= 1.0:
+        raise ValueError(
+            f"{where}.step_discount={row.step_discount}, step_similarity={row.step_similarity}: "
+            "want the first in [0, 1], the second in (0, 1]"
+        )
+    if row.turn_reward != "none" and not {"gae", "step"} & set(row.advantages):
+        raise ValueError(
+            f"{where}.turn_reward={row.turn_reward!r} and advantages={row.advantages}, none of "
+            "which reads rewards of turns; add 'gae' or 'step', or set turn_reward='none'"
+        )
+    positive = ("key_weight", "step_weight", "clip_low", "clip_high", "dual_clip",
+                "log_ratio_clip", "weight", "value_clip")  # fmt: skip
+    for key in positive:
         if getattr(row, key) < 0:
             raise ValueError(f"{where}.{key}={getattr(row, key)} is negative; 0 switches it off")
     if row.teacher == "live" and row.distils:

@@ -68,7 +68,11 @@ def token_f1(
 def _bag_f1(predicted: str, gold: str) -> float:
     if predicted != gold and not _CLOSED_ANSWERS.isdisjoint((predicted, gold)):
         return 0.0
-    predicted_words, gold_words = predicted.split(), gold.split()
+    return words_f1(predicted.split(), gold.split())
+
+
+def words_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
+    """F1 of two bags of words; 0.0 if they share none."""
     num_common = (Counter(predicted_words) & Counter(gold_words)).total()
     if num_common == 0:
         return 0.0

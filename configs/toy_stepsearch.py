@@ -1,0 +1,27 @@
+"""The toy world's single search agent by StepSearch: PPO with a reward for each search.
+
+python launch/train.py --config=configs/toy_stepsearch.py --workdir=runs/toy_stepsearch
+
+Two CPU cores; minutes and accuracy not measured.
+"""
+
+from mas_jax.config import default_config, single_agent
+
+
+def get_config():
+    """METHODS 4.2: a search earns its information gain less its redundancy, the end F1 + 0.618 F1
+    of the search keys; PPO with GAE; otherwise as Search-R1, whose code it builds on.
+
+    Differs: as toy_search_r1_ppo.py; key words are those of the question's own decomposition.
+    """
+    config = single_agent(
+        default_config(),
+        turns=6,  # max_turns 5, then the answer
+        advantages=("gae",),
+        outcome="f1_and_keys",
+        key_weight=0.618,
+        turn_reward="search_progress",
+    )
+    config.train.group_size = 1  # as toy_search_r1_ppo.py
+    config.train.questions *= 8
+    return config
