@@ -17,7 +17,7 @@ def role(**changes) -> ConfigDict:
     """
     row = ConfigDict(
         dict(
-            trained=True, advantages=("group",), correct="mean", behaviour="none",
+            trained=True, advantages=("group",), tree_form="sum", correct="mean", behaviour="none",
             behaviour_weight=0.1, behaviour_cap=6, invalid="term", group_by="question",
             scale="std", scale_eps=1e-6, drop_zero_variance=False, teacher="teacher", beta=0.01,
             log_ratio_clip=0.0, future_discount=0.0, gae_discount=1.0, gae_decay=1.0,
@@ -134,6 +134,8 @@ def default_config() -> ConfigDict:
         dict(
             stages=("teacher", "student"), questions=12, group_size=8, candidates=5,
             updates_per_batch=1, temperature=1.0,
+            # agents/tree.py Shape: the group is the leaves of so many trees; 0 for whole episodes
+            tree=dict(trees=0, expansions=2, rounds=1),
             micro_rows=4, row_length=384, chunk=1024, mesh=dict(data=1, fsdp=1, tensor=1),
             dtype="float32", param_dtype="float32", remat="none", backend="auto",
             value_head=False, whiten=True,
@@ -202,6 +204,16 @@ def sft_cascade(config: ConfigDict) -> ConfigDict:
     config.model.prompts = "toy"
     # the script says the same each time; it has no log-probs to measure a drift with
     config.train.update(dict(questions=128, group_size=1, candidates=1, drift_frac=0.0))
+    return config
+
+
+def single_agent(config: ConfigDict, name: str, **changes) -> ConfigDict:
+    """One search agent that answers itself, on the outcome and held near the start by k3; changes
+    are made to its row. METHODS 4.1: KL 0.001, no entropy bonus."""
+    row = role(**dict(kl_coef=1e-3, kl_reference="initial", entropy_coef=0.0) | changes)
+    programme = ConfigDict(dict(searcher=row))
+    only_stage(config, name, team="single", sampler="policy", programme=programme)
+    config.evaluation.teams = ("single",)
     return config
 
 

@@ -169,7 +169,9 @@ class Episode:
     failed_searches: of these, how many the retriever failed. turns_used: by Leader and Searchers.
     outcome: "answered", or what kept the policy from answering ("invalid", "no turns", "context").
     "failure": the world failed before that was known. retrieved: id and title of each passage
-    that a search found, each once, sorted.
+    that a search found, each once, sorted. tree: the tree of the question that it is a leaf of,
+    None for an episode of its own; shared_turns: its first ones that another leaf of the tree
+    played, tokens, searches and all, and that counts and traces here hold again.
     """
 
     question: str
@@ -185,3 +187,5 @@ class Episode:
     outcome: str
     failure: Failure | None = None
     retrieved: tuple[tuple[str, str], ...] = ()
+    tree: int | None = None
+    shared_turns: int = 0

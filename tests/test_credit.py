@@ -14,9 +14,9 @@ from mas_jax.learning.programme import Row
 from mas_jax.records import Failure, FailureKind
 
 ROW = Row(
-    trained=True, advantages=("group",), correct="mean", behaviour="none", behaviour_weight=0.1,
-    behaviour_cap=6, invalid="term", group_by="question", scale="std", scale_eps=1e-6,
-    drop_zero_variance=False, teacher="teacher", beta=0.01, log_ratio_clip=0.0,
+    trained=True, advantages=("group",), tree_form="sum", correct="mean", behaviour="none",
+    behaviour_weight=0.1, behaviour_cap=6, invalid="term", group_by="question", scale="std",
+    scale_eps=1e-6, drop_zero_variance=False, teacher="teacher", beta=0.01, log_ratio_clip=0.0,
     future_discount=0.0, gae_discount=1.0, gae_decay=1.0, policy_loss="ppo", clip_low=0.2,
     clip_high=0.2, dual_clip=0.0, divergence="none", divergence_coef=0.0, jsd_beta=0.5,
     kl_coef=0.0, kl_reference="teacher", kl_estimator="k3", entropy_coef=0.0, value_coef=0.0,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mas_jax.learning.advantages import group_relative
+from mas_jax.learning.advantages import group_relative, tree_relative
 from mas_jax.learning.programme import Programme, Row
 from mas_jax.records import Episode, Trace
 from mas_jax.rewards import terms
@@ -105,6 +105,7 @@ BEHAVIOURS: Mapping[str, Callable[[Episode, Trace, Row], float]] = {
     "search_activity": lambda episode, agent, row: terms.search_activity(agent),
     "assignment": lambda episode, agent, row: terms.assignment(episode, cap=row.behaviour_cap),
     "invalid_action": lambda episode, agent, row: terms.invalid_action(agent),
+    "format": lambda episode, agent, row: terms.answer_format(agent, correct=episode.correct[0]),
 }
 
 
@@ -136,11 +137,16 @@ def _credit_role(
     rewards_X = np.asarray([reward(agent.episode, agent.whole, row) for agent in agents])
     advantages_X, is_dropped_X = np.zeros(len(agents)), np.zeros(len(agents), bool)
     metrics = {"num_agents": float(len(agents)), "reward": float(rewards_X.mean())}
-    if "group" in row.advantages:
+    if {"group", "tree"} & set(row.advantages):
         groups_X = [_group_key(agent.whole, row) for agent in agents]
-        advantages_X, is_constant_X, census = group_relative(
-            rewards_X, groups_X, scale=row.scale, eps=row.scale_eps
-        )
+        scaling = dict(scale=row.scale, eps=row.scale_eps)
+        if "tree" in row.advantages:
+            trees_X = [agent.episode.tree for agent in agents]
+            advantages_X, is_constant_X, census = tree_relative(
+                rewards_X, groups_X, trees_X, form=row.tree_form, **scaling
+            )
+        else:
+            advantages_X, is_constant_X, census = group_relative(rewards_X, groups_X, **scaling)
         # the teacher's signal does not depend on the rewards being different
         if row.drop_zero_variance and "distillation" not in row.advantages:
             is_dropped_X = is_constant_X

@@ -23,6 +23,7 @@ from rich.console import Console
 from mas_jax import metrics
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Run, Team, World
+from mas_jax.agents.tree import Shape
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
 from mas_jax.learning import cost, experience, update
@@ -85,7 +86,8 @@ class Stage:
 
     config: as JSON, for the checkpoint. start: makes the parameters on the training mesh from which
     the policy departs; reference: the same, kept to measure how far it has gone. validate: measure
-    of the published policy after so many steps, larger is better.
+    of the published policy after so many steps, larger is better. shape: of tree rollouts, None for
+    whole episodes.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Stage:
     ema_decay: float
     param_dtype: str
     limits: Limits
+    shape: Shape | None
     alarms: AlarmSettings
     settings: TrainSettings
     config: Mapping[str, Any]
@@ -238,8 +241,9 @@ def _step(
         )  # fmt: skip
         run = Run(seed=stage.seed, purpose="train", step=step)
         episodes = experience.collect(
-            asked, s.group_size, stage.team, world=stage.world, run=run, limits=stage.limits
-        )
+            asked, s.group_size, stage.team, world=stage.world, run=run, limits=stage.limits,
+            shape=stage.shape,
+        )  # fmt: skip
         values = experience.describe(episodes)
     with phases("pack"):
         credited, found = credit(episodes, programme)

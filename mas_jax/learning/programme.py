@@ -13,9 +13,10 @@ from mas_jax.records import ROLES
 TEACHER = "teacher"  # the stage, and the name that rows give its weights
 TEACHERS = (TEACHER, "initial", "live", "ema")
 CHOICES = {
-    "advantages": ("group", "distillation", "gae"),
+    "advantages": ("group", "tree", "distillation", "gae"),
+    "tree_form": ("sum", "nested"),
     "correct": ("mean", "first", "majority", "any"),
-    "behaviour": ("none", "search_activity", "assignment", "invalid_action"),
+    "behaviour": ("none", "search_activity", "assignment", "invalid_action", "format"),
     "invalid": ("term", "reward"),
     "group_by": ("question", "context"),
     "scale": ("std", "population_std", "none", "leave_one_out"),
@@ -34,8 +35,10 @@ class Row:
     """How one role learns; coefficients of 0 switch a stream off.
 
     trained: False for a frozen role, whose tokens are owned and learn nothing.
-    advantages: which are summed: "group" (group-relative reward), "distillation" (teacher's less
-    own log-prob, times beta), "gae" (a critic's); none of them is a role without a policy loss.
+    advantages: which are summed: "group" (group-relative reward), "tree" (relative to a question's
+    leaves and to those of one tree, combined by tree_form, see `advantages.tree_relative`),
+    "distillation" (teacher's less own log-prob, times beta), "gae" (a critic's); none of them is a
+    role without a policy loss.
     Reward: (1 - behaviour_weight) correct + behaviour_weight behaviour, see `rewards/terms.py`;
     correct: how the Answerer's candidates make one number for the other roles; behaviour_cap: of
     "assignment"; invalid="reward": an invalid action makes the whole reward -1, not the term.
@@ -54,6 +57,7 @@ class Row:
 
     trained: bool
     advantages: tuple[str, ...]
+    tree_form: str
     correct: str
     behaviour: str
     behaviour_weight: float
@@ -150,6 +154,11 @@ def _check(role: str, row: Row) -> None:
     if row.policy_loss == "sft" and row.advantages:
         raise ValueError(
             f"{where}.policy_loss='sft' takes no advantage, got {row.advantages}; set advantages=()"
+        )
+    if {"group", "tree"} <= set(row.advantages):
+        raise ValueError(
+            f"{where}.advantages={row.advantages}: 'tree' holds the comparison within the question "
+            "already; leave out 'group'"
         )
     if not 0.0 <= row.behaviour_weight <= 1.0:
         raise ValueError(f"{where}.behaviour_weight={row.behaviour_weight} is outside [0, 1]")
