@@ -243,3 +243,32 @@ def test_an_episode_that_comes_twice_is_named():
 def test_a_role_without_a_row_is_named():
     with pytest.raises(ValueError, match="has a answerer, for which the programme has no row"):
         credit([answers((1.0,))], {"searcher": ROW})
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+def test_leaves_are_compared_within_their_question_and_their_tree():
+    row = replace(ROW, advantages=("tree",), scale="none")
+    leaves = [
+        replace(answers((value,), rollout=index), tree=index // 2)
+        for index, value in enumerate([1.0, 0.0, 1.0, 1.0])
+    ]
+    # inter: mean 3/4; intra: means 1/2 and 1
+    assert advantages_of(leaves, row) == pytest.approx([0.75, -1.25, 0.25, 0.25])
+    nested = replace(row, tree_form="nested", drop_zero_variance=True)
+    found, metrics = credit(leaves, {"answerer": nested})
+    assert [c.advantage for c in found] == pytest.approx([0.5, -0.5, 0.0, 0.0])
+    assert [c.is_dropped for c in found] == [False, False, True, True]
+    assert metrics["credit/answerer/groups"] == 2
+    assert credit(leaves[::-1], {"answerer": nested})[0] == found
+
+
+def test_the_format_term_by_hand():
+    row = replace(ROW, behaviour="format", behaviour_weight=0.2)
+    turns = [(3, 2, "invalid"), (2, 3, "answer")]
+    leaves = [
+        episode(rollout=index, traces=[make_trace("searcher", turns[start:])], correct=(correct,))
+        for index, (start, correct) in enumerate([(1, 1.0), (0, 1.0), (1, 0.0), (0, 0.0)])
+    ]
+    assert rewards_of(leaves, {"searcher": row}) == pytest.approx([1.0, 0.8, 0.2, 0.1])

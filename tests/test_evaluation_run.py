@@ -104,6 +104,14 @@ def test_every_episode_survives_json_exactly():
         assert episode_json.from_json(episode_json.to_json(episode)) == episode
 
 
+def test_a_leaf_of_a_tree_survives_json_and_a_record_from_before_trees_is_of_none():
+    leaf = replace(make_episode("a0", 4), tree=1, shared_turns=2)
+    written = json.loads(json.dumps(episode_json.to_json(leaf)))
+    assert episode_json.from_json(written) == leaf
+    del written["tree"], written["shared_turns"]
+    assert episode_json.from_json(written) == make_episode("a0", 4)
+
+
 def test_a_token_that_was_certain_keeps_its_place_in_json():
     trace = make_trace("searcher", [(2, 3, "search")])
     trace = replace(trace, logprobs=(0.0, 0.0, -1.0, 0.0, -2.0))
