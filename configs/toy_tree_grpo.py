@@ -1,8 +1,10 @@
 """Tree-GRPO (arXiv 2509.21240) in the toy world: one search agent learns from trees of episodes.
 
-python launch/train.py --config=configs/toy_tree_grpo.py --workdir=runs/toy_tree_grpo
+python launch/train.py --config=configs/toy_tree_grpo.py --workdir=runs/toy_tree_grpo \
+    --config.model.checkpoint=runs/toy_single_sft/sft/policy
 
-Two CPU cores; minutes and accuracy not measured.
+The start is toy_single_sft.py's: the shipped policy knows the roles of teams, and all that it says
+as a single agent is invalid. Two CPU cores; minutes and accuracy not measured.
 """
 
 from mas_jax.config import default_config, single_agent

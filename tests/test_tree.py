@@ -3,18 +3,22 @@
 import asyncio
 import dataclasses
 import random
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 import small_runs
+from config_files import load
 from scripted_team import CASCADE, QUESTION, CharTokenizer, Script, cut, make_team
 from test_rollout import PATIENT, failing, questions, raising
 
 from mas_jax.agents import chat, rollout, tree
 from mas_jax.agents.setting import Run, World
 from mas_jax.agents.tree import Shape
+from mas_jax.data.questions import of_step
 from mas_jax.evaluation import ledger
 from mas_jax.learning import assembly
+from mas_jax.learning.credit import credit
 from mas_jax.learning.experience import collect, describe
 from mas_jax.records import FailureKind, Sample, SearchFailure, WorldError
 
@@ -337,6 +341,27 @@ def test_an_engine_prefills_less_for_a_tree_than_for_as_many_chains(tmp_path):
         most += page if leaf.rollout else starts[0]
         most += sum(end - start // page * page for start, end in pairwise(starts))
     assert prefilled["tree"] <= most
+
+
+def test_a_stage_of_trees_credits_every_leaf_within_its_tree(tmp_path):
+    start = small_runs.save_start(tmp_path / "start")
+    config = load("toy_tree_grpo").get_config()
+    config.model.checkpoint = str(start)
+    stage = small_runs.scripted_stage(config, tmp_path, "tree_grpo")
+    assert stage.shape == PAPER
+    leaves = collect(
+        of_step(stage.questions, seed=0, step=0, count=12, host=0, num_hosts=1),
+        stage.settings.group_size, stage.team, world=stage.world, run=RUN, limits=stage.limits,
+        shape=stage.shape,
+    )  # fmt: skip
+    credited, metrics = credit(leaves, stage.programme)
+    assert len(credited) == len(leaves) == 72
+    assert (metrics["credit/searcher/groups"], metrics["credit/searcher/group_size"]) == (12, 6)
+    sums = Counter()
+    for found in credited:
+        sums[found.trace.question] += found.advantage
+    assert any(found.advantage for found in credited)
+    assert list(sums.values()) == pytest.approx([0.0] * 12, abs=1e-9)
 
 
 def test_episodes_of_their_own_report_no_trees():

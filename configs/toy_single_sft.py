@@ -1,0 +1,18 @@
+"""The toy world's script teaches one search agent, which the shipped policy has never been.
+
+python launch/train.py --config=configs/toy_single_sft.py --workdir=runs/toy_single_sft
+
+Two CPU cores; minutes and accuracy not measured.
+"""
+
+from mas_jax.config import default_config, single_agent
+
+
+def get_config():
+    """A start for toy_tree_grpo.py: few steps, so that something is left to learn."""
+    config = default_config()
+    single_agent(config, "sft", advantages=(), policy_loss="sft", kl_coef=0.0)
+    config.stages.sft.update(dict(sampler="oracle", steps=20))
+    # as in sft_cascade
+    config.train.update(dict(questions=128, group_size=1, candidates=1, drift_frac=0.0))
+    return config
