@@ -5,7 +5,7 @@ once more. A node is the conversation before a generation. What leads to it is n
 new leaf, an ordinary episode, runs the agent from the start over a world that answers its first
 turns as it answered them before, so tokens, counts and budgets of the shared part are the same by
 construction, and nothing of it is sampled or searched again.
-Must not know: rewards relative to what, engines.
+Must not know: how leaves are compared, engines.
 Source: Tree-GRPO (arXiv 2509.21240). As in its repository (AMAP-ML/Tree-GRPO, tree_node.py,
 expand_mode "random") nodes are drawn with replacement, the root among them.
 """
