@@ -17,7 +17,7 @@ def role(**changes) -> ConfigDict:
     """
     row = ConfigDict(
         dict(
-            trained=True, advantages=("group",), correct="mean", behaviour="none",
+            trained=True, advantages=("group",), tree_form="sum", correct="mean", behaviour="none",
             behaviour_weight=0.1, behaviour_cap=6, judge_weights=(0.1, 0.4, 0.5),
             alignment="none", invalid="term", group_by="question",
             scale="std", scale_eps=1e-6, drop_zero_variance=False, teacher="teacher", beta=0.01,
@@ -59,7 +59,8 @@ def default_config() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.model = ConfigDict(
-        # a directory in the Hugging Face layout; "" is the shipped toy starting policy
+        # a directory in the Hugging Face layout, or "asset:NAME" of mas_jax/assets; "" is the toy
+        # starting policy there
         dict(checkpoint="", dtype="float32", policy="student", template="toy", prompts="toy")
     )
     # of one sampling engine; a host has as many engines as its devices make
@@ -148,6 +149,8 @@ def default_config() -> ConfigDict:
         dict(
             stages=("teacher", "student"), questions=12, group_size=8, candidates=5,
             updates_per_batch=1, temperature=1.0,
+            # agents/tree.py Shape: the group is the leaves of so many trees; 0 for whole episodes
+            tree=dict(trees=0, expansions=2, rounds=1),
             micro_rows=4, row_length=384, chunk=1024, mesh=dict(data=1, fsdp=1, tensor=1),
             dtype="float32", param_dtype="float32", remat="none", backend="auto",
             value_head=False, whiten=True,
@@ -223,6 +226,8 @@ def single_agent(config: ConfigDict, *, turns: int = 5, **changes) -> ConfigDict
     only_stage(config, "agent", team="single", sampler="policy", programme=programme)
     config.budgets.single.update(dict(turns=turns, searcher_turns=turns, searches=turns - 1))
     config.evaluation.teams = ("single",)
+    if not config.model.checkpoint:  # the shipped toy policy never played alone
+        config.model.checkpoint = "asset:study_policy"
     if "gae" in programme.searcher.advantages:
         config.train.value_head = True
         config.train.updates_per_batch = 4  # with one, the clip would have nothing to do

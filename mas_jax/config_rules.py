@@ -69,6 +69,7 @@ def validate(config: ConfigDict) -> None:
     for name in t.stages:
         _check_choice("train.stages", name, config.stages)
         _check_stage(config, name)
+        _check_tree(config, name)
         _check_teacher(config, name)
 
 
@@ -92,8 +93,8 @@ def _check_choice(where: str, value: str, choices: Iterable[str]) -> None:
 def _check_directories(config: ConfigDict) -> None:
     for name in ("model", "teacher"):
         path = config[name].checkpoint
-        if name == "model" and path.startswith("package:"):
-            continue  # model/packaged.py
+        if name == "model" and path.startswith(("package:", "asset:")):
+            continue  # model/packaged.py, learning/assembly.py
         if path and not Path(path).is_dir():
             raise ValueError(
                 f"{name}.checkpoint={path!r} is not a directory; give one with config.json and "
@@ -249,6 +250,11 @@ def _check_row(
             f"{where}.behaviour='assignment' rewards a leader's assignments, and the {stage.team} "
             "has none; set 'search_activity' or 'none'"
         )
+    if row.behaviour == "format" and stage.team != "single":
+        raise ValueError(
+            f"{where}.behaviour='format' rewards the single agent's answer, and the team is the "
+            f"{stage.team}; set 'none'"
+        )
     if not row.trained:
         return
     of_turns = (row.outcome != "correct", row.turn_reward != "none", "step" in row.advantages)
@@ -281,6 +287,34 @@ def _check_row(
             f"{where}.advantages={row.advantages} compare a group, which has one member with "
             f"train.group_size={t.group_size}, candidates={t.candidates} and group_by="
             f"{row.group_by!r}; raise one of the two to 2 or more"
+        )
+
+
+def _check_tree(config: ConfigDict, name: str) -> None:
+    """Only the single agent grows trees, and a question's leaves are its group."""
+    t, stage, where = config.train, config.stages[name], f"stages.{name}"
+    trees, expansions, rounds = t.tree.trees, t.tree.expansions, t.tree.rounds
+    if not trees:
+        if any(row.trained and "tree" in row.advantages for row in stage.programme.values()):
+            raise ValueError(
+                f"{where}.programme: the advantages 'tree' compare leaves, and train.tree.trees=0; "
+                "set it to 2, or advantages=('group',)"
+            )
+        return
+    if min(trees, expansions, rounds) < 1:
+        raise ValueError(
+            f"train.tree={dict(t.tree)}: each must be at least 1; train.tree.trees=0 is without"
+        )
+    if stage.team != "single":
+        raise ValueError(
+            f"train.tree.trees={trees} and {where}.team={stage.team!r}: only the team 'single' "
+            "grows trees; set train.tree.trees=0"
+        )
+    leaves = trees * (1 + expansions * rounds)
+    if t.group_size != leaves:
+        raise ValueError(
+            f"train.group_size={t.group_size} is not {leaves}, the leaves of a question with "
+            f"train.tree={dict(t.tree)}: trees x (1 + expansions x rounds); set it to {leaves}"
         )
 
 

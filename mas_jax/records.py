@@ -173,7 +173,9 @@ class Episode:
     outcome: "answered", or what kept the policy from answering ("invalid", "no turns", "context").
     "failure": the world failed before that was known. retrieved: id and title of each passage
     that a search found, each once, sorted. judgements: of each Searcher's work, by path, where a
-    judge was asked: in [0, 1], None where it failed.
+    judge was asked: in [0, 1], None where it failed. tree: the tree of the question that it is a
+    leaf of, None for an episode of its own; shared_turns: its first ones that another leaf of the
+    tree played, tokens, searches and all, and that counts and traces here hold again.
     """
 
     question: str
@@ -190,3 +192,5 @@ class Episode:
     failure: Failure | None = None
     retrieved: tuple[tuple[str, str], ...] = ()
     judgements: tuple[tuple[str, float | None], ...] = ()
+    tree: int | None = None
+    shared_turns: int = 0

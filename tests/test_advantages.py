@@ -233,6 +233,93 @@ def test_a_small_spread_on_a_large_reward_keeps_its_size(scale):
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
+# --- trees ----------------------------------------------------------------------------------------
+
+
+LEAVES = [1, 0, 0, 1, 1, 0]  # of one question
+IN_TREES = [0, 0, 0, 1, 1, 1]
+
+
+def test_tree_relative_by_hand_in_both_forms():
+    # all six: mean 1/2, deviations +-1/2, n - 1: sqrt(6/4/5) = sqrt(.3), inter +-.5/sqrt(.3)
+    # tree 0: mean 1/3, deviations 2/3, -1/3, -1/3, squares 2/3, n - 1: sqrt(1/3)
+    # tree 1: mean 2/3, deviations 1/3, 1/3, -2/3
+    inter = np.array([1, -1, -1, 1, 1, -1]) * 0.5 / (math.sqrt(0.3) + EPS)
+    centred = np.array([2, -1, -1, 1, 1, -2]) / 3
+    total, is_constant, census = advantages.tree_relative(
+        LEAVES, ["q"] * 6, IN_TREES, form="sum", scale="std", eps=EPS
+    )
+    np.testing.assert_allclose(total, inter + centred / (math.sqrt(1 / 3) + EPS), atol=1e-14)
+    assert not is_constant.any() and census == advantages.Census(1, 6, 6, 6.0, 0, 0, 0, 0)
+    # z-scores are +-z, z = .5/(sqrt(.3) + eps); tree 0: mean -z/3, deviations 4/3 z, -2/3 z twice,
+    # squares 24/9 z^2, n - 1: sqrt(4/3) z
+    z = 0.5 / (math.sqrt(0.3) + EPS)
+    nested, _, census = advantages.tree_relative(
+        LEAVES, ["q"] * 6, IN_TREES, form="nested", scale="std", eps=EPS
+    )
+    want = 2 * z * centred / (math.sqrt(4 / 3) * z + EPS)
+    np.testing.assert_allclose(nested, want, atol=1e-14)
+    assert census == advantages.Census(2, 3, 3, 3.0, 0, 0, 0, 0)
+
+
+def test_a_tree_without_spread_still_differs_from_the_others_in_the_sum_alone():
+    rewards, trees = [1, 1, 1, 0], [0, 0, 1, 1]
+    knobs = dict(scale="none", eps=EPS)
+    total, is_constant, _ = advantages.tree_relative(
+        rewards, ["q"] * 4, trees, form="sum", **knobs
+    )  # inter 1/4, 1/4, 1/4, -3/4; intra 0, 0, 1/2, -1/2
+    np.testing.assert_allclose(total, [0.25, 0.25, 0.75, -1.25])
+    assert not is_constant.any()
+    nested, is_constant, _ = advantages.tree_relative(
+        rewards, ["q"] * 4, trees, form="nested", **knobs
+    )
+    np.testing.assert_allclose(nested, [0, 0, 0.5, -0.5])
+    assert is_constant.tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("form", advantages.FORMS)
+def test_equal_leaves_lone_leaves_and_failed_ones_teach_nothing(form):
+    def relative(rewards, questions, trees):
+        return advantages.tree_relative(rewards, questions, trees, form=form, scale="std", eps=EPS)[
+            :2
+        ]
+
+    got, is_constant = relative([0.7] * 4, ["q"] * 4, [0, 0, 1, 1])
+    assert not got.any() and is_constant.all()
+    got, is_constant = relative([1.0], ["q"], [0])
+    assert not got.any() and is_constant.all()
+    got, _ = relative([1.0, 0.0, math.nan, 1.0], ["q"] * 4, [0, 0, 0, 1])
+    without, _ = relative([1.0, 0.0, 1.0], ["q"] * 3, [0, 0, 1])
+    assert got[2] == 0.0
+    np.testing.assert_array_equal(got[[0, 1, 3]], without)
+    # a lone leaf of a tree: nothing within the tree
+    inter, *_ = advantages.group_relative([1.0, 0.0, 1.0], ["q"] * 3, scale="std", eps=EPS)
+    assert got[3] == (inter[2] if form == "sum" else 0.0)
+
+
+@pytest.mark.parametrize("form", advantages.FORMS)
+@pytest.mark.parametrize("scale", advantages.SCALES)
+def test_leaves_may_come_in_any_order_and_trees_of_two_questions_share_a_number(form, scale):
+    rng = np.random.default_rng(0)
+    rewards, questions = rng.random(24), np.repeat(["a", "b"], 12)
+    trees = np.tile(np.repeat([0, 1, 2], 4), 2)
+    knobs = dict(form=form, scale=scale, eps=EPS)
+    whole, *_ = advantages.tree_relative(rewards, questions, trees, **knobs)
+    order = rng.permutation(24)
+    mixed, *_ = advantages.tree_relative(rewards[order], questions[order], trees[order], **knobs)
+    np.testing.assert_allclose(mixed, whole[order], atol=1e-12)
+    alone, *_ = advantages.tree_relative(rewards[:12], questions[:12], trees[:12], **knobs)
+    np.testing.assert_allclose(whole[:12], alone, atol=1e-12)
+
+
+def test_wrong_arguments_of_trees_are_errors():
+    knobs = dict(scale="std", eps=EPS)
+    with pytest.raises(ValueError, match="form='product'"):
+        advantages.tree_relative([1.0], ["q"], [0], form="product", **knobs)
+    with pytest.raises(ValueError, match="shorter"):
+        advantages.tree_relative([1.0, 0.0], ["q", "q"], [0], form="sum", **knobs)
+
+
 # --- distillation: by hand ------------------------------------------------------------------------
 
 

@@ -74,8 +74,10 @@ def test_every_docstring_holds_a_command_that_runs_this_config(name):
             assert script == f"launch/{name}.sh"
             continue
         values = dict(flag.removeprefix("--").split("=") for flag in flags)
-        assert ROOT / values.pop("config") == CONFIGS[name]
-        values.pop("workdir", None)
+        file, _, _ = values.pop("config").partition(":")  # after it an argument of get_config
+        assert ROOT / file == CONFIGS[name]
+        for place in ("workdir", "out"):
+            values.pop(place, None)
         known = flat(load(name).get_config()).keys()
         assert {key.removeprefix("config.") for key in values} <= known
 
@@ -458,3 +460,53 @@ def test_a_reward_for_searching_is_a_searchers_alone():
     rows = {"answerer": role(behaviour="search_activity").to_dict()}
     with pytest.raises(ValueError, match=r"programme\.answerer\.behaviour='search_activity'"):
         make_programme(rows)
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train.group_size": 8},
+            "train.group_size=8 is not 6, the leaves of a question with train.tree={",
+        ),
+        ({"train.tree.rounds": 2}, "train.group_size=6 is not 10"),
+        ({"train.tree.expansions": 0}, "each must be at least 1; train.tree.trees=0 is without"),
+        ({"train.tree.trees": -1}, "each must be at least 1; train.tree.trees=0 is without"),
+        ({"train.tree.trees": 0}, "advantages 'tree' compare leaves, and train.tree.trees=0"),
+        (
+            {"train.stages": ("teacher",), "evaluation.teams": ("cascade",)},
+            "train.tree.trees=2 and stages.teacher.team='cascade': only the team 'single'",
+        ),
+    ],
+)
+def test_contradictions_of_trees_are_one_error(changes, message):
+    config = load("toy_tree_grpo").get_config()
+    with config.unlocked():
+        config.stages.teacher = default_config().stages.teacher
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validate(config)
+
+
+def test_leaves_may_be_compared_as_one_group():
+    config = load("toy_tree_grpo").get_config()
+    config.stages.agent.programme.searcher.advantages = ("group",)
+    validate(config)
+
+
+def test_a_row_that_compares_with_the_question_twice_is_an_error():
+    rows = {"searcher": role(advantages=("group", "tree")).to_dict()}
+    with pytest.raises(ValueError, match="leave out 'group'"):
+        make_programme(rows)
+    with pytest.raises(ValueError, match="tree_form='product'"):
+        make_programme({"searcher": role(tree_form="product").to_dict()})
+
+
+def test_a_format_is_the_single_agents():
+    config = default_config()
+    config.stages.teacher.programme.searcher.behaviour = "format"
+    with pytest.raises(ValueError, match="behaviour='format' rewards the single agent's answer"):
+        validate(config)

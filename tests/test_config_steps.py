@@ -49,6 +49,8 @@ def shrink(config, teacher):
     config.update({name: toy[name].to_dict() for name in TOY_SECTIONS})
     config.update_from_flattened_dict(SHRUNK)
     config.train.group_size = min(config.train.group_size, 2)
+    if config.train.tree.trees:
+        config.train.tree.update(dict(trees=1, expansions=1, rounds=1))
     last = config.train.stages[-1]
     config.train.stages = (last,)
     config.stages[last].steps = 1

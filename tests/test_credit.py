@@ -14,9 +14,9 @@ from mas_jax.learning.programme import Row
 from mas_jax.records import Failure, FailureKind
 
 ROW = Row(
-    trained=True, advantages=("group",), correct="mean", behaviour="none", behaviour_weight=0.1,
-    behaviour_cap=6, judge_weights=(0.1, 0.4, 0.5), alignment="none", invalid="term",
-    group_by="question", scale="std", scale_eps=1e-6,
+    trained=True, advantages=("group",), tree_form="sum", correct="mean", behaviour="none",
+    behaviour_weight=0.1, behaviour_cap=6, judge_weights=(0.1, 0.4, 0.5), alignment="none",
+    invalid="term", group_by="question", scale="std", scale_eps=1e-6,
     drop_zero_variance=False, teacher="teacher", beta=0.01, log_ratio_clip=0.0,
     future_discount=0.0, gae_discount=1.0, gae_decay=1.0, policy_loss="ppo", clip_low=0.2,
     clip_high=0.2, dual_clip=0.0, divergence="none", divergence_coef=0.0, jsd_beta=0.5,
@@ -342,3 +342,32 @@ def test_a_missing_judgement_leaves_its_rollout_its_whole_weight():
     judged = [searched(0, [1.0, None]), searched(1, [0.0, 1.0])]
     credited, _ = credit(judged, {"searcher": aligned})
     assert [c.weight for c in credited] == [2.0, 1.0, 1.0]
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+def test_leaves_are_compared_within_their_question_and_their_tree():
+    row = replace(ROW, advantages=("tree",), scale="none")
+    leaves = [
+        replace(answers((value,), rollout=index), tree=index // 2)
+        for index, value in enumerate([1.0, 0.0, 1.0, 1.0])
+    ]
+    # inter: mean 3/4; intra: means 1/2 and 1
+    assert advantages_of(leaves, row) == pytest.approx([0.75, -1.25, 0.25, 0.25])
+    nested = replace(row, tree_form="nested", drop_zero_variance=True)
+    found, metrics = credit(leaves, {"answerer": nested})
+    assert [c.advantage for c in found] == pytest.approx([0.5, -0.5, 0.0, 0.0])
+    assert [c.is_dropped for c in found] == [False, False, True, True]
+    assert metrics["credit/answerer/groups"] == 2
+    assert credit(leaves[::-1], {"answerer": nested})[0] == found
+
+
+def test_the_format_term_by_hand():
+    row = replace(ROW, behaviour="format", behaviour_weight=0.2)
+    turns = [(3, 2, "invalid"), (2, 3, "answer")]
+    leaves = [
+        episode(rollout=index, traces=[make_trace("searcher", turns[start:])], correct=(correct,))
+        for index, (start, correct) in enumerate([(1, 1.0), (0, 1.0), (1, 0.0), (0, 0.0)])
+    ]
+    assert rewards_of(leaves, {"searcher": row}) == pytest.approx([1.0, 0.8, 0.2, 0.1])

@@ -126,6 +126,14 @@ def test_what_a_search_found_survives_json_and_older_episodes_know_nothing_of_it
     assert episode_json.from_json(value) == make_episode("a0", 0, traces=(trace,))
 
 
+def test_a_leaf_of_a_tree_survives_json_and_a_record_from_before_trees_is_of_none():
+    leaf = replace(make_episode("a0", 4), tree=1, shared_turns=2)
+    written = json.loads(json.dumps(episode_json.to_json(leaf)))
+    assert episode_json.from_json(written) == leaf
+    del written["tree"], written["shared_turns"]
+    assert episode_json.from_json(written) == make_episode("a0", 4)
+
+
 def test_a_token_that_was_certain_keeps_its_place_in_json():
     trace = make_trace("searcher", [(2, 3, "search")])
     trace = replace(trace, logprobs=(0.0, 0.0, -1.0, 0.0, -2.0))

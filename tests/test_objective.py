@@ -28,6 +28,7 @@ from tiny_learning import (
     scores_of,
 )
 
+from mas_jax.learning import objective
 from mas_jax.learning.objective import head_of
 from mas_jax.model import logprobs
 from mas_jax.records import ROLES
@@ -170,6 +171,15 @@ def test_what_the_world_says_after_the_last_owned_token_leaves_the_loss_bit_equa
     before = (weights == 0) & (ids > 0) & ~behind
     other = np.where(before, (batch.tokens_MBT + 7) % CONFIG.vocab_size, batch.tokens_MBT)
     assert largest_gap(run(changed(batch, tokens_MBT=other), num_micro, scores)[0], got[0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["group", "tree"])
+def test_what_the_episodes_were_credited_with_is_the_advantage_of_their_tokens(name):
+    names = dict.fromkeys(objective.Tokens._fields)
+    credited_BT = jnp.asarray([[0.0, 0.5, -2.0]])
+    tokens = objective.Tokens(**names | {"advantages_BT": credited_BT})
+    got_BT, _ = objective._advantages(replace(ROW, advantages=(name,)), tokens, jnp.ones((1, 3)))
+    np.testing.assert_array_equal(got_BT, credited_BT)
 
 
 def test_a_token_owned_by_another_role_counts_for_neither():

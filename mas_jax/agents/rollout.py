@@ -42,10 +42,24 @@ class TooManyFailures(Exception):
     """The world failed too many episodes for the run to go on."""
 
 
-async def play(
+def play(
     jobs: Iterable[tuple[Question, int]], team: Team, *, world: World, run: Run, limits: Limits
 ) -> AsyncIterator[Episode]:
-    """Episodes of (question, rollout) jobs, in the order in which they finish.
+    """Episodes of (question, rollout) jobs; order and errors as in `play_jobs`."""
+
+    async def play_one(question: Question, rollout: int) -> list[Episode]:
+        return [await play_episode(question, rollout, team, world=world, run=run)]
+
+    return play_jobs(jobs, play_one, limits=limits)
+
+
+async def play_jobs(
+    jobs: Iterable[tuple[Question, int]],
+    play_one: Callable[[Question, int], Awaitable[Sequence[Episode]]],
+    *,
+    limits: Limits,
+) -> AsyncIterator[Episode]:
+    """The episodes of every job, in the order in which jobs finish.
 
     Jobs are drawn as places become free. Leaving the iterator early cancels what is in progress.
     Raises: TooManyFailures; whatever a bug in an agent raises.
@@ -56,9 +70,9 @@ async def play(
     finished: asyncio.Queue[Episode | asyncio.Task] = asyncio.Queue()
 
     async def work() -> None:
-        for question, rollout in jobs:  # shared by all workers: each job is drawn once
-            episode = await play_episode(question, rollout, team, world=world, run=run)
-            finished.put_nowait(episode)
+        for job in jobs:  # shared by all workers: each is drawn once
+            for episode in await play_one(*job):
+                finished.put_nowait(episode)
 
     workers = [asyncio.ensure_future(work()) for _ in range(limits.concurrent)]
     for worker in workers:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from mas_jax.evaluation.report import Grid
-from mas_jax.evaluation.statistics import count_input_tokens
+from mas_jax.evaluation.statistics import count_input_tokens, shared_turns
 from mas_jax.records import Episode
 
 _ALL = "all"
@@ -38,7 +38,8 @@ def play_entries(
 ) -> tuple[Entry, ...]:
     """What playing these episodes cost each role, roles in order of their names.
 
-    accelerator_s: measured for all of them together, seconds times devices. No record says which
+    Turns that another leaf of an episode's tree played are that one's. accelerator_s: measured
+    for all of them together, seconds times devices. No record says which
     role used it: it is apportioned by tokens, input and output alike, and is kept under role ""
     where there are none. Raises: ValueError if accelerator_s is negative.
     """
@@ -46,9 +47,10 @@ def play_entries(
     for episode in episodes:
         for role in sorted({trace.role for trace in episode.traces}):
             own = [trace for trace in episode.traces if trace.role == role]
-            turns = [turn for trace in own for turn in trace.turns]
+            shared = shared_turns(episode) if role == "searcher" else ()
+            turns = [turn for trace in own for turn in trace.turns][len(shared) :]
             searches[role] += sum(turn.action == "search" for turn in turns)
-            input_tokens[role] += count_input_tokens(own)
+            input_tokens[role] += count_input_tokens(own) - sum(turn.start for turn in shared)
             output_tokens[role] += sum(turn.end - turn.start for turn in turns)
     work = {role: input_tokens[role] + output_tokens[role] for role in sorted(searches)}
     shares = _apportioned(accelerator_s, work)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import comb, fsum
 
 from mas_jax.evaluation.records_file import Plan
-from mas_jax.records import Episode, Question, Trace
+from mas_jax.records import Episode, Question, Trace, Turn
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,13 @@ def count_input_tokens(traces: Sequence[Trace]) -> int:
     first_prompts = {(t.path, t.tokens[: t.turns[0].start]) for t in traces if t.turns}
     later = sum(turn.start for trace in traces for turn in trace.turns[1:])
     return sum(len(tokens) for _, tokens in first_prompts) + later
+
+
+def shared_turns(episode: Episode) -> tuple[Turn, ...]:
+    """The turns of a tree's leaf that another leaf played; the prompt of each is all that precedes
+    it, as everywhere: only a search agent that plays alone grows trees."""
+    turns = [turn for trace in episode.traces for turn in trace.turns]
+    return tuple(turns[: episode.shared_turns])
 
 
 def gold_recall(question: Question, retrieved: Iterable[tuple[str, str]]) -> float | None:

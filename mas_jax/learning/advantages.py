@@ -20,6 +20,7 @@ import numpy as np
 from mas_jax.learning.losses import Metrics, masked, token_max, token_mean
 
 SCALES = ("std", "population_std", "none", "leave_one_out")
+FORMS = ("sum", "nested")  # of tree-relative advantages
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,38 @@ def group_relative(
     divisor_X = np.where(is_constant_X, 1.0, divisor_P[group_X])
     advantages_X = np.where(is_constant_X, 0.0, centred_X / divisor_X)
     return advantages_X, is_constant_X, _census(counts_P, is_constant_P, present_X)
+
+
+def tree_relative(
+    rewards_X: Sequence[float | None] | np.ndarray,
+    questions_X: Sequence[Hashable],
+    trees_X: Sequence[Hashable],
+    *,
+    form: str,
+    scale: str,
+    eps: float,
+) -> tuple[np.ndarray, np.ndarray, Census]:
+    """Leaves' rewards relative to all leaves of the question and to those of their own tree.
+
+    trees_X: keys that differ between the trees of one question. form: "sum", A = A_intra + A_inter,
+    each as in `group_relative`; or "nested", which scales over the question's leaves and then what
+    came out within each tree. Scaling is affine, so that is A_intra alone but for eps.
+    Returns as `group_relative`, with is_constant_X and census of the questions' groups for "sum",
+    where a tree without spread may still differ from the others, and of the trees for "nested".
+    Raises: as `group_relative`; ValueError for lengths that differ or another form.
+    Source: Tree-GRPO (arXiv 2509.21240): the sum is its equation and the `tree` of its published
+    scripts, nested its repository's `tree_2norm` (AMAP-ML/Tree-GRPO, core_algos.py and
+    ray_trainer_ts.py), where a singleton keeps its value; it gets 0 here.
+    """
+    if form not in FORMS:
+        raise ValueError(f"form={form!r}; want one of {FORMS}")
+    keys_X = list(zip(questions_X, trees_X, strict=True))
+    inter_X, is_constant_X, census = group_relative(rewards_X, questions_X, scale=scale, eps=eps)
+    if form == "sum":
+        intra_X, _, _ = group_relative(rewards_X, keys_X, scale=scale, eps=eps)
+        return intra_X + inter_X, is_constant_X, census
+    is_missing_X = np.isnan(np.asarray(rewards_X, np.float64))
+    return group_relative(np.where(is_missing_X, np.nan, inter_X), keys_X, scale=scale, eps=eps)
 
 
 def _census(sizes_P: np.ndarray, is_constant_P: np.ndarray, present_X: np.ndarray) -> Census:

@@ -88,6 +88,9 @@ def checkpoint_directory(config: ConfigDict) -> Path:
 
     Raises: FileNotFoundError if the asset is not part of this installation.
     """
+    kind, _, name = config.model.checkpoint.partition(":")
+    if kind == "asset":
+        return asset(name)
     if config.model.checkpoint:
         return packaged.resolve(config.model.checkpoint)
     return asset("toy_policy")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mas_jax.learning import turn_credit
-from mas_jax.learning.advantages import group_relative
+from mas_jax.learning.advantages import group_relative, tree_relative
 from mas_jax.learning.alignment import aligned_weights, target_count
 from mas_jax.learning.programme import Programme, Row
 from mas_jax.learning.turn_credit import Sources
@@ -174,6 +174,7 @@ BEHAVIOURS: Mapping[str, Callable[[Episode, Trace, Row], float]] = {
         cap=row.behaviour_cap,
     ),
     "invalid_action": lambda episode, agent, row: terms.invalid_action(agent),
+    "format": lambda episode, agent, row: terms.answer_format(agent, correct=episode.correct[0]),
 }
 
 
@@ -219,11 +220,18 @@ def _credit_role(
     if target is not None:
         weights_X = aligned_weights([_episode_key(agent.episode) for agent in agents], target)
         metrics |= {"aligned_to": float(target), "weight_max": float(weights_X.max())}
-    if "group" in row.advantages:
+    if {"group", "tree"} & set(row.advantages):
         groups_X = [_group_key(agent.whole, row) for agent in agents]
-        advantages_X, is_constant_X, census = group_relative(
-            rewards_X, groups_X, scale=row.scale, eps=row.scale_eps, weights_X=weights_X
-        )
+        scaling = dict(scale=row.scale, eps=row.scale_eps)
+        if "tree" in row.advantages:
+            trees_X = [agent.episode.tree for agent in agents]
+            advantages_X, is_constant_X, census = tree_relative(
+                rewards_X, groups_X, trees_X, form=row.tree_form, **scaling
+            )
+        else:
+            advantages_X, is_constant_X, census = group_relative(
+                rewards_X, groups_X, weights_X=weights_X, **scaling
+            )
         # neither a teacher's signal nor a turn's depends on the rewards being different
         if row.drop_zero_variance and not {"distillation", "step"} & set(row.advantages):
             is_dropped_X = is_constant_X

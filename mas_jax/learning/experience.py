@@ -7,12 +7,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from mas_jax.agents import rollout
+from mas_jax.agents import rollout, tree
 from mas_jax.agents.setting import Run, Team, World
 from mas_jax.evaluation.statistics import (
     cost_per_workflow,
     invalid_action_frac,
     score_episode,
+    shared_turns,
 )
 from mas_jax.records import Episode, Passage, Question, SearchFailure, StopReason
 from mas_jax.retrieval.index import contents
@@ -20,16 +21,23 @@ from mas_jax.retrieval.index import contents
 
 def collect(
     questions: Sequence[Question], group_size: int, team: Team, *, world: World, run: Run,
-    limits: rollout.Limits,
+    limits: rollout.Limits, shape: tree.Shape | None = None,
 ) -> list[Episode]:  # fmt: skip
-    """`group_size` episodes of each question, in order of question and rollout."""
-    jobs = [(question, index) for question in questions for index in range(group_size)]
+    """`group_size` episodes of each question, in order of question and rollout; with a shape the
+    leaves of its trees, which are as many."""
+    setting = dict(world=world, run=run, limits=limits)
+    if shape is None:
+        jobs = [(question, index) for question in questions for index in range(group_size)]
+        playing = rollout.play(jobs, team, **setting)
+    else:
+        jobs = [(question, index) for question in questions for index in range(shape.trees)]
+        playing = tree.play(jobs, team, shape, **setting)
 
     async def _play() -> list[Episode]:
-        return [e async for e in rollout.play(jobs, team, world=world, run=run, limits=limits)]
+        return [episode async for episode in playing]
 
-    place = {(question.uid, index): number for number, (question, index) in enumerate(jobs)}
-    return sorted(asyncio.run(_play()), key=lambda e: place[e.question, e.rollout])
+    place = {question.uid: number for number, question in enumerate(questions)}
+    return sorted(asyncio.run(_play()), key=lambda e: (place[e.question], e.rollout))
 
 
 def remembering(search: Callable[..., Awaitable]) -> tuple[Callable[..., Awaitable], dict]:
@@ -100,4 +108,28 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
         if said["report"]:
             lengths = [len(tokens) for _, tokens in said["report"]]
             values[f"rollout/{role}/report_length"] = sum(lengths) / len(lengths)
-    return values
+    return values | _describe_trees(episodes)
+
+
+def _describe_trees(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Metrics `rollout/tree/...`, none without trees: what a leaf did not have to play, as means,
+    which as many chains of their own would have; tokens as in `cost_per_workflow`.
+
+    shared_token_frac: share of all tokens of the leaves, prompts as sent and sampled.
+    """
+    leaves = [episode for episode in episodes if episode.tree is not None]
+    if not leaves:
+        return {}
+    turns = [turn for leaf in leaves for turn in shared_turns(leaf)]
+    num_input = sum(turn.start for turn in turns)
+    num_output = sum(turn.end - turn.start for turn in turns)
+    scores = [score_episode(leaf) for leaf in leaves]
+    whole = sum(score.input_tokens + score.output_tokens for score in scores)
+    sums = {
+        "shared_turns": len(turns),
+        "shared_searches": sum(turn.action == "search" for turn in turns),
+        "shared_input_tokens": num_input,
+        "shared_output_tokens": num_output,
+    }
+    values = {f"rollout/tree/{name}": value / len(leaves) for name, value in sums.items()}
+    return values | {"rollout/tree/shared_token_frac": (num_input + num_output) / max(whole, 1)}

@@ -23,6 +23,7 @@ from rich.console import Console
 from mas_jax import metrics
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Run, Team, World
+from mas_jax.agents.tree import Shape
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
 from mas_jax.learning import cost, experience, update
@@ -87,7 +88,7 @@ class Stage:
     config: as JSON, for the checkpoint. start: makes the parameters on the training mesh from which
     the policy departs; reference: the same, kept to measure how far it has gone. validate: measure
     of the published policy after so many steps, larger is better. gold: texts of gold passages by
-    id, for rewards of turns.
+    id, for rewards of turns. shape: of tree rollouts, None for whole episodes.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Stage:
     ema_decay: float
     param_dtype: str
     limits: Limits
+    shape: Shape | None
     alarms: AlarmSettings
     settings: TrainSettings
     config: Mapping[str, Any]
@@ -243,8 +245,9 @@ def _step(
         search, texts = experience.remembering(stage.world.search)
         world = dataclasses.replace(stage.world, search=search)
         episodes = experience.collect(
-            asked, s.group_size, stage.team, world=world, run=run, limits=stage.limits
-        )
+            asked, s.group_size, stage.team, world=world, run=run, limits=stage.limits,
+            shape=stage.shape,
+        )  # fmt: skip
         values = experience.describe(episodes)
     with phases("pack"):
         by_uid = {question.uid: question for question in asked}

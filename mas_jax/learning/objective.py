@@ -126,7 +126,7 @@ def _advantages(
 ) -> tuple[jax.Array, losses.Metrics]:
     """The sum of the row's advantages [B, T], and metrics."""
     total_BT, metrics = jnp.zeros_like(tokens.advantages_BT), {}
-    if {"group", "step"} & set(row.advantages):
+    if {"group", "tree", "step"} & set(row.advantages):
         total_BT += tokens.advantages_BT
     if "gae" in row.advantages:
         total_BT += tokens.gae_advantages_BT

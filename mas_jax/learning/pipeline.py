@@ -23,6 +23,7 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
+from mas_jax.agents.tree import Shape
 from mas_jax.config_rules import validate
 from mas_jax.data.questions import check_disjoint
 from mas_jax.evaluation import bootstrap, ledger, report
@@ -239,6 +240,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         ema_decay=config.teacher.ema_decay,
         param_dtype=t.param_dtype,
         limits=Limits(**config.rollout),
+        shape=Shape(**t.tree) if t.tree.trees else None,
         alarms=AlarmSettings(**alarms),
         settings=loop.TrainSettings(**{k: v for k, v in t.to_dict().items() if k in fields}),
         config=as_json(config),

@@ -13,7 +13,8 @@ from mas_jax.records import ROLES
 TEACHER = "teacher"  # the stage, and the name that rows give its weights
 TEACHERS = (TEACHER, "initial", "live", "ema")
 CHOICES = {
-    "advantages": ("group", "step", "distillation", "gae"),
+    "advantages": ("group", "tree", "step", "distillation", "gae"),
+    "tree_form": ("sum", "nested"),
     "outcome": ("correct", "format_tiers", "f1_or_format", "f1_and_keys"),
     "turn_reward": ("none", "search_progress"),
     "correct": ("mean", "first", "majority", "any"),
@@ -23,6 +24,7 @@ CHOICES = {
         "assignment",
         "search_cost",
         "invalid_action",
+        "format",
         "judge",
     ),
     "alignment": ("none", "weights"),
@@ -44,9 +46,10 @@ class Row:
     """How one role learns; coefficients of 0 switch a stream off.
 
     trained: False for a frozen role, whose tokens are owned and learn nothing.
-    advantages: which are summed: "group" (group-relative reward), "step" (a turn's return relative
-    to turns that answer a like observation), "distillation" (teacher's less own log-prob, times
-    beta), "gae" (a critic's); none of them is a role without a policy loss.
+    advantages: which are summed: "group" (group-relative reward), "tree" (relative to a question's
+    leaves and to those of one tree, combined by tree_form, see `advantages.tree_relative`), "step"
+    (a turn's return relative to turns that answer a like observation), "distillation" (teacher's
+    less own log-prob, times beta), "gae" (a critic's); none is a role without a policy loss.
     Reward: (1 - behaviour_weight) outcome + behaviour_weight behaviour, see `rewards/terms.py`;
     outcome: "correct", or of a single agent one of `rewards/search.py`; key_weight: of
     "f1_and_keys"; correct: how the Answerer's candidates make one number for the other roles;
@@ -73,6 +76,7 @@ class Row:
 
     trained: bool
     advantages: tuple[str, ...]
+    tree_form: str
     correct: str
     behaviour: str
     behaviour_weight: float
@@ -194,6 +198,11 @@ def _check(role: str, row: Row) -> None:
     if row.policy_loss == "sft" and row.advantages:
         raise ValueError(
             f"{where}.policy_loss='sft' takes no advantage, got {row.advantages}; set advantages=()"
+        )
+    if {"group", "tree"} <= set(row.advantages):
+        raise ValueError(
+            f"{where}.advantages={row.advantages}: 'tree' holds the comparison within the question "
+            "already; leave out 'group'"
         )
     if not 0.0 <= row.behaviour_weight <= 1.0:
         raise ValueError(f"{where}.behaviour_weight={row.behaviour_weight} is outside [0, 1]")
