@@ -5,7 +5,7 @@ python launch/train.py --config=configs/toy_gigpo.py --workdir=runs/toy_gigpo
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, single_agent
+from mas_jax.config import default_config, gigpo
 
 
 def get_config():
@@ -15,13 +15,4 @@ def get_config():
     Differs: the episodes' mean and deviation are over episodes, as in the paper; that code counts
     an episode once a turn. No penalty for invalid actions.
     """
-    config = single_agent(
-        default_config(),
-        turns=4,
-        advantages=("group", "step"),
-        step_weight=1.0,
-        step_discount=0.95,
-        step_similarity=0.9,
-    )
-    config.train.group_size = 5
-    return config
+    return gigpo(default_config())

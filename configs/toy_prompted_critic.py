@@ -6,13 +6,9 @@ Two CPU cores; minutes and accuracy not measured. The judge knows the world; a w
 --config.judge.accuracy=0.8, or --config.judge.kind=length --config.judge.length_bias=0.5.
 """
 
-from mas_jax.config import default_config, role
+from mas_jax.config import default_config, prompted_critic
 
 
 def get_config():
     """toy.py, but for the Searcher of Stage II."""
-    config = default_config()
-    config.stages.student.programme.searcher = role(
-        behaviour="judge", scale="population_std", alignment="weights"
-    )
-    return config
+    return prompted_critic(default_config())

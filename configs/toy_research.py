@@ -5,7 +5,7 @@ python launch/train.py --config=configs/toy_research.py --workdir=runs/toy_resea
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, single_agent
+from mas_jax.config import default_config, research
 
 
 def get_config():
@@ -13,4 +13,4 @@ def get_config():
 
     Differs: no box inside the answer's tags. The group's size is the toy's.
     """
-    return single_agent(default_config(), turns=5, outcome="f1_or_format")
+    return research(default_config())

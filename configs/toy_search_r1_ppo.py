@@ -5,7 +5,7 @@ python launch/train.py --config=configs/toy_search_r1_ppo.py --workdir=runs/toy_
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, single_agent
+from mas_jax.config import default_config, search_r1_ppo
 
 
 def get_config():
@@ -14,7 +14,4 @@ def get_config():
     Differs: one backbone for policy and critic, at one rate (there a critic of its own, at 10 times
     the policy's); the KL is a loss, not part of each token's reward.
     """
-    config = single_agent(default_config(), turns=5, advantages=("gae",))
-    config.train.group_size = 1  # a critic needs no group: one rollout of each question,
-    config.train.questions *= 8  # and as many rollouts a step as the others
-    return config
+    return search_r1_ppo(default_config())

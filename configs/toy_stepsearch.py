@@ -5,7 +5,7 @@ python launch/train.py --config=configs/toy_stepsearch.py --workdir=runs/toy_ste
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, single_agent
+from mas_jax.config import default_config, stepsearch
 
 
 def get_config():
@@ -14,14 +14,4 @@ def get_config():
 
     Differs: as toy_search_r1_ppo.py; key words are those of the question's own decomposition.
     """
-    config = single_agent(
-        default_config(),
-        turns=6,  # max_turns 5, then the answer
-        advantages=("gae",),
-        outcome="f1_and_keys",
-        key_weight=0.618,
-        turn_reward="search_progress",
-    )
-    config.train.group_size = 1  # as toy_search_r1_ppo.py
-    config.train.questions *= 8
-    return config
+    return stepsearch(default_config())

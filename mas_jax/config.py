@@ -234,6 +234,74 @@ def single_agent(config: ConfigDict, *, turns: int = 5, **changes) -> ConfigDict
     return config
 
 
+# --- the single-agent baselines, METHODS 4; each config says how it differs from what was published
+
+
+def prompted_critic(config: ConfigDict) -> ConfigDict:
+    """Stage II whose Searcher learns from a judge, as M-GRPO's sub-agents do: METHODS 1.5."""
+    config.stages.student.programme.searcher = role(
+        behaviour="judge", scale="population_std", alignment="weights"
+    )
+    return config
+
+
+def search_r1_grpo(config: ConfigDict) -> ConfigDict:
+    """4 searches, then the answer (max_turns 4 in every public script); exact match of the last
+    answer; groups of 5, n of the v0.2 script."""
+    config = single_agent(config, turns=5)
+    config.train.group_size = 5
+    return config
+
+
+def search_r1_ppo(config: ConfigDict) -> ConfigDict:
+    """The same with a critic, which needs no group: one rollout of each question, and as many
+    rollouts a step as the others."""
+    config = single_agent(config, turns=5, advantages=("gae",))
+    config.train.update(dict(questions=8 * config.train.questions, group_size=1))
+    return config
+
+
+def research(config: ConfigDict) -> ConfigDict:
+    """ReSearch: F1 if above 0, else 0.1 if the format is valid, else 0."""
+    return single_agent(config, turns=5, outcome="f1_or_format")
+
+
+def stepsearch(config: ConfigDict) -> ConfigDict:
+    """PPO in which a search earns its information gain less its redundancy, and the end F1 + 0.618
+    F1 of the search keys; max_turns 5, then the answer."""
+    config = single_agent(
+        config, turns=6, advantages=("gae",), outcome="f1_and_keys", key_weight=0.618,
+        turn_reward="search_progress",
+    )  # fmt: skip
+    config.train.update(dict(questions=8 * config.train.questions, group_size=1))
+    return config
+
+
+def gigpo(config: ConfigDict) -> ConfigDict:
+    """A = A_episode + w A_step, w 1, discount 0.95; anchor groups are observations of similarity
+    0.9 or more; group 5, max_steps 4."""
+    config = single_agent(
+        config, turns=4, advantages=("group", "step"), step_weight=1.0, step_discount=0.95,
+        step_similarity=0.9,
+    )  # fmt: skip
+    config.train.group_size = 5
+    return config
+
+
+def tree_grpo(config: ConfigDict) -> ConfigDict:
+    """In comments the names of train_multihopqa_tree_search.sh of AMAP-ML/Tree-GRPO."""
+    config = single_agent(
+        config, turns=4,  # max_turns=3, and then an answer
+        advantages=("tree",), tree_form="sum",  # algorithm.adv_estimator=tree
+        # structure_format_score=0.2, final_format_score=0.1
+        behaviour="format", behaviour_weight=0.2,
+        kl_coef=1e-3, kl_estimator="k3",  # kl_loss_coef=0.001, kl_loss_type=low_var_kl
+    )  # fmt: skip
+    config.train.tree.update(dict(trees=2, expansions=2, rounds=1))  # tree_search_m, _n, _l
+    config.train.group_size = 6  # tree_search_k=3: all leaves of both trees
+    return config
+
+
 def sft_cascade(config: ConfigDict) -> ConfigDict:
     """The cascade imitates the toy world's script, which knows the toy prompts only."""
     programme = cascade_programme(advantages=(), policy_loss="sft", entropy_coef=0.0)

@@ -11,7 +11,19 @@ from difflib import get_close_matches
 
 from ml_collections import ConfigDict
 
-from mas_jax.config import cascade_programme, default_config, only_stage, role
+from mas_jax.config import (
+    cascade_programme,
+    default_config,
+    gigpo,
+    only_stage,
+    prompted_critic,
+    research,
+    role,
+    search_r1_grpo,
+    search_r1_ppo,
+    stepsearch,
+    tree_grpo,
+)
 
 Change = Callable[[ConfigDict], None]
 
@@ -112,6 +124,28 @@ def _by_context(config: ConfigDict) -> None:
 def _groups(questions: int, group_size: int) -> Change:
     """As many episodes a step in other groups."""
     return lambda config: config.train.update(dict(questions=questions, group_size=group_size))
+
+
+def _critic(accuracy: float, *, kind: str = "oracle", length_bias: float = 0.0) -> Change:
+    """The Searcher learns from a judge that knows the truth and is right this often."""
+
+    def _change(config: ConfigDict) -> None:
+        prompted_critic(config)
+        config.judge.update(dict(kind=kind, accuracy=accuracy, length_bias=length_bias))
+
+    return _change
+
+
+def _single(baseline: Callable[[ConfigDict], ConfigDict], questions: int = 0) -> Change:
+    """A single-agent baseline; questions: a step's, where groups are of another size than 8, so
+    that its episodes are again about 96."""
+
+    def _change(config: ConfigDict) -> None:
+        baseline(config)
+        if questions:
+            config.train.questions = questions
+
+    return _change
 
 
 def _exact(divergence: str) -> Change:
@@ -228,6 +262,24 @@ OTHERS = (
     _student("opd_beta_0.01", "OPD, beta 0.01 as in the paper", 3, _searcher(beta=0.01)),
 )  # fmt: skip
 
+CRITICS = (
+    _student("critic_100", "Prompted Critic, a judge that is always right", 3, _critic(1.0)),
+    _student("critic_length", "Prompted Critic, a judge that is half a liking for length", 3,
+             _critic(1.0, kind="length", length_bias=0.5)),
+    *(_student(f"critic_{round(100 * accuracy)}", f"Prompted Critic, a judge right with {accuracy}",
+               1, _critic(accuracy)) for accuracy in (0.9, 0.8, 0.6, 0.5)),
+)  # fmt: skip
+
+SINGLES = (
+    Cell("single_base", "one agent, untrained", "single", 3, search_r1_grpo, policy="start"),
+    Cell("search_r1_grpo", "Search-R1, GRPO", "single", 3, _single(search_r1_grpo, 19)),
+    Cell("search_r1_ppo", "Search-R1, PPO with a critic", "single", 3, _single(search_r1_ppo)),
+    Cell("research", "ReSearch", "single", 3, _single(research)),
+    Cell("stepsearch", "StepSearch", "single", 3, _single(stepsearch)),
+    Cell("gigpo", "GiGPO", "single", 3, _single(gigpo, 19)),
+    Cell("tree_grpo", "Tree-GRPO", "single", 3, _single(tree_grpo, 16)),
+)
+
 SWEEPS = (
     *(_student(f"opd_beta_{beta}", f"OPD, beta {beta}", 1, _searcher(beta=beta))
       for beta in (0.003, 0.03)),
@@ -238,7 +290,14 @@ SWEEPS = (
     _student("opd_mixed_kl", "exact Jensen-Shannon divergence", 1, _exact("jsd")),
 )  # fmt: skip
 
-GROUPS = (MAIN, OTHERS, SWEEPS, tuple(_axis_cells()))  # in the order in which they are run
+GROUPS = (
+    MAIN,
+    CRITICS,
+    SINGLES,
+    OTHERS,
+    SWEEPS,
+    tuple(_axis_cells()),
+)  # in the order in which they are run
 CELLS = {cell.name: cell for group in GROUPS for cell in group}
 
 
@@ -297,6 +356,21 @@ CLAIMS = (
     ("outcome_and_opd", "opd"),
     ("outcome_and_opd", "searcher_outcome"),
     ("opd", "opd_beta_0.01"),
+    ("opd", "critic_100"),
+    ("opd", "critic_length"),
+    ("opd", "critic_90"),
+    ("opd", "critic_80"),
+    ("opd", "critic_60"),
+    ("opd", "critic_50"),
+    ("critic_100", "searcher_outcome"),
+    ("opd", "tree_grpo"),
+    ("opd", "search_r1_grpo"),
+    ("tree_grpo", "search_r1_grpo"),
+    ("gigpo", "search_r1_grpo"),
+    ("search_r1_ppo", "search_r1_grpo"),
+    ("stepsearch", "search_r1_ppo"),
+    ("research", "search_r1_grpo"),
+    ("search_r1_grpo", "single_base"),
 )
 AXIS_CLAIMS = tuple(
     (f"{first}@{axis.name}", f"{second}@{axis.name}")
