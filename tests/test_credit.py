@@ -243,6 +243,19 @@ def test_an_episode_that_comes_twice_is_named():
         credit([answers((1.0,), "q", 3), answers((0.0,), "q", 3)], {"answerer": ROW})
 
 
+def test_a_search_costs_a_searcher_its_own_and_the_leader_all():
+    row = replace(ROW, behaviour="search_cost", behaviour_weight=0.3, behaviour_cap=4)
+    traces = [
+        make_trace("leader", [(3, 2, "assign"), (2, 2, "select")]),
+        make_trace("searcher", [(3, 2, "search"), (2, 3, "report")], path="leader/w1.s1"),
+        make_trace("searcher", [(3, 2, "report")], path="leader/w1.s2"),
+    ]
+    played = episode(traces=traces, correct=(1.0,), num_searches=2)
+    found = rewards_of([played], {"leader": row, "searcher": row})
+    # 0.7 - 0.3 * 2/4, 0.7 - 0.3 * 1/4, 0.7
+    assert found == pytest.approx([0.55, 0.625, 0.7])
+
+
 def test_a_role_without_a_row_is_named():
     with pytest.raises(ValueError, match="has a answerer, for which the programme has no row"):
         credit([answers((1.0,))], {"searcher": ROW})

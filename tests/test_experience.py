@@ -98,6 +98,20 @@ def test_description_by_hand():
     assert not any(name.startswith("rollout/leader") for name in found)
 
 
+def test_queries_are_told_apart_within_a_question_and_reports_have_lengths():
+    def searched(uid, rollout, query, report):
+        search = make_trace("searcher", [(4, 2, "search"), (3, report, "report")])
+        tokens = list(search.tokens)
+        tokens[4:6] = query
+        return episode(uid, rollout, traces=(replace(search, tokens=tuple(tokens), question=uid),))
+
+    found = describe([searched("a", 0, (8, 9), 4), searched("a", 1, (8, 9), 2),
+                      searched("b", 0, (8, 9), 3), searched("b", 1, (9, 9), 3)])  # fmt: skip
+    # of four queries a's two are the same: 3/4; reports (4 + 2 + 3 + 3) / 4
+    assert found["rollout/searcher/distinct_queries_frac"] == 0.75
+    assert found["rollout/searcher/report_length"] == 3
+
+
 def test_an_agent_whose_template_rewrote_its_past_is_one_agent():
     strands = (
         make_trace("searcher", [(4, 2, "search")]),

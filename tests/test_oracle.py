@@ -283,6 +283,23 @@ def test_misreading_reports_another_name_of_the_right_kind():
     assert answer == "<answer> alba ackby</answer>"
 
 
+def test_wasting_reports_selects_one_of_several_and_answers_without_evidence():
+    wasteful = imperfect(Flaws(waste_report=1.0), 0)
+    reports = {"s1": "alba ackby was born in ashbury portal", "s2": "alba ackby works for axcorp"}
+    chosen = {oracle.leader_action(SMALL, TWO_HOPS.text, reports, must_select=True,
+                                   mistakes=wasteful) for _ in range(20)}  # fmt: skip
+    assert chosen == {"<select> s1</select>", "<select> s2</select>"}
+    one = {"s1": reports["s1"]}
+    text = oracle.leader_action(SMALL, TWO_HOPS.text, one, must_select=True, mistakes=wasteful)
+    assert text == "<select> s1</select>"
+    task = "where was alba ackby born"
+    assert (
+        oracle.answerer_action(SMALL, task, [reports["s1"]]) == "<answer> ashbury portal</answer>"
+    )
+    wasted = oracle.answerer_action(SMALL, task, [reports["s1"]], mistakes=wasteful)
+    assert wasted == "<answer> unknown</answer>"
+
+
 def test_mistakes_follow_from_their_seed():
     flaws = Flaws(0.3, 0.1, 0.3, 0.2, 0.2, 0.5)
     questions = some("musique_like") + some("nq_like")

@@ -50,6 +50,19 @@ def test_without_test_questions_the_toy_world_is_played(tokenizer):
     assert len(gold) < len(scene.world.passages) / 2
 
 
+def test_the_toy_world_may_ask_questions_of_some_families_only(tokenizer):
+    config = default_config()
+    config.world.update(dict(families=("nq_like",), closed_share=1.0, train=300, held_out=20))
+    scene = assembly.make_scene(config, tokenizer)
+    for split, count in (("train", 300), ("validation", 20), ("test", 20)):
+        assert {q.dataset for q in scene.questions[split]} == {"nq_like"}
+        assert len(scene.questions[split]) == count
+    assert scene.training.at(0, seed=0).dataset == "nq_like"
+    config.world.families = ("nq",)
+    with pytest.raises(ValueError, match=r"world\.families=.*\['nq'\] are none of"):
+        assembly.make_scene(config, tokenizer)
+
+
 def test_questions_without_gold_passages_have_no_rewards_of_turns(files, tokenizer):
     with pytest.raises(ValueError, match=r"training questions name 0, in a corpus.*data\.corpus"):
         assembly.gold_texts(assembly.make_scene(files, tokenizer))

@@ -138,3 +138,11 @@ def test_a_judged_reward_is_format_correctness_and_judgement():
     # an invalid action is worth nothing, whatever the judge says, and that is known without it
     for score in (1.0, None):
         assert terms.judged(trace("invalid", "report"), 1.0, score, weights=weights) == 0.0
+
+
+def test_a_search_costs_up_to_a_cap():
+    # 0, 1/4, 4/4 and no more
+    assert [terms.search_cost(n, cap=4) for n in (0, 1, 4, 9)] == [0.0, -0.25, -1.0, -1.0]
+    assert terms.num_searches(trace("search", "invalid", "search", "report")) == 2
+    with pytest.raises(ValueError, match="cap=0"):
+        terms.search_cost(1, cap=0)
