@@ -129,7 +129,7 @@ def test_a_cell_leaves_the_defaults_alone():
 
 
 def test_claims_name_cells():
-    for pair in (*study_grid.CLAIMS, *study_grid.AXIS_CLAIMS):
+    for pair in (*study_report.CLAIMS, *study_report.AXIS_CLAIMS):
         assert set(pair) <= set(CELLS)
 
 

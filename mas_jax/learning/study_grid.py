@@ -337,53 +337,6 @@ def _flat(config: ConfigDict) -> dict[str, object]:
     return found
 
 
-# --- what is asked of the records: (first, second), the question is whether first is better -------
-
-CLAIMS = (
-    (_T, "cascade_base"),
-    ("hierarchy_base", "cascade_base"),
-    ("opd", "hierarchy_base"),
-    ("opd", _T),
-    ("opd", "teacher_in_hierarchy"),
-    ("opd", "no_signal"),
-    ("opd", "searcher_outcome"),
-    ("opd", "untrained_teacher"),
-    ("searcher_outcome", "no_signal"),
-    ("searcher_outcome", "hierarchy_base"),
-    ("untrained_teacher", "hierarchy_base"),
-    ("opd", "cascade_rl_long"),
-    ("opd", "answerer_by_context"),
-    ("outcome_and_opd", "opd"),
-    ("outcome_and_opd", "searcher_outcome"),
-    ("opd", "opd_beta_0.01"),
-    ("opd", "critic_100"),
-    ("opd", "critic_length"),
-    ("opd", "critic_90"),
-    ("opd", "critic_80"),
-    ("opd", "critic_60"),
-    ("opd", "critic_50"),
-    ("critic_100", "searcher_outcome"),
-    ("opd", "tree_grpo"),
-    ("opd", "search_r1_grpo"),
-    ("tree_grpo", "search_r1_grpo"),
-    ("gigpo", "search_r1_grpo"),
-    ("search_r1_ppo", "search_r1_grpo"),
-    ("stepsearch", "search_r1_ppo"),
-    ("research", "search_r1_grpo"),
-    ("search_r1_grpo", "single_base"),
-)
-AXIS_CLAIMS = tuple(
-    (f"{first}@{axis.name}", f"{second}@{axis.name}")
-    for axis in AXES
-    for first, second in (
-        ("opd", "searcher_outcome"),
-        ("opd", "no_signal"),
-        ("searcher_outcome", "no_signal"),
-        ("opd", "teacher_in_hierarchy"),
-    )
-)
-
-
 def jobs(names: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
     """(cell, seed) in the order in which to run them: group by group, in each seed by seed.
 

@@ -7,7 +7,52 @@ from pathlib import Path
 
 from mas_jax.evaluation import study as records
 from mas_jax.evaluation.report import Grid, to_markdown
-from mas_jax.learning.study_grid import AXIS_CLAIMS, CELLS, CLAIMS
+from mas_jax.learning.study_grid import AXES, CELLS, TEACHER_CELL
+
+# (first, second): is the first better?
+CLAIMS = (
+    (TEACHER_CELL, "cascade_base"),
+    ("hierarchy_base", "cascade_base"),
+    ("opd", "hierarchy_base"),
+    ("opd", TEACHER_CELL),
+    ("opd", "teacher_in_hierarchy"),
+    ("opd", "no_signal"),
+    ("opd", "searcher_outcome"),
+    ("opd", "untrained_teacher"),
+    ("searcher_outcome", "no_signal"),
+    ("searcher_outcome", "hierarchy_base"),
+    ("untrained_teacher", "hierarchy_base"),
+    ("opd", "cascade_rl_long"),
+    ("opd", "answerer_by_context"),
+    ("outcome_and_opd", "opd"),
+    ("outcome_and_opd", "searcher_outcome"),
+    ("opd", "opd_beta_0.01"),
+    ("opd", "critic_100"),
+    ("opd", "critic_length"),
+    ("opd", "critic_90"),
+    ("opd", "critic_80"),
+    ("opd", "critic_60"),
+    ("opd", "critic_50"),
+    ("critic_100", "searcher_outcome"),
+    ("opd", "tree_grpo"),
+    ("opd", "search_r1_grpo"),
+    ("tree_grpo", "search_r1_grpo"),
+    ("gigpo", "search_r1_grpo"),
+    ("search_r1_ppo", "search_r1_grpo"),
+    ("stepsearch", "search_r1_ppo"),
+    ("research", "search_r1_grpo"),
+    ("search_r1_grpo", "single_base"),
+)
+AXIS_CLAIMS = tuple(
+    (f"{first}@{axis.name}", f"{second}@{axis.name}")
+    for axis in AXES
+    for first, second in (
+        ("opd", "searcher_outcome"),
+        ("opd", "no_signal"),
+        ("searcher_outcome", "no_signal"),
+        ("opd", "teacher_in_hierarchy"),
+    )
+)
 
 
 def listing(results: Path) -> str:
