@@ -4,6 +4,7 @@ Runs resume, and what has a record in --results is not run again; a cell first r
 policies it reads. `--run=all` is the whole grid, main cells of all seeds first.
 """
 
+import logging
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from mas_jax.agents import rollout
 from mas_jax.learning import assembly, loop, study, study_freeze, study_grid, workdir
-from mas_jax.learning.study_report import listing, tables
+from mas_jax.learning.study_report import listing, read, tables
 
 LIST = flags.DEFINE_bool("list", False, "the grid: every cell, its seeds, which have records")
 FREEZE = flags.DEFINE_bool("freeze", False, "add the grid's new cells to the frozen ones")
@@ -40,19 +41,23 @@ def main(argv: list[str]) -> None:
             raise app.UsageError(str(error)) from error
         _run(jobs, results)
     if TABLE.value:
-        sys.stdout.write(tables(results))
+        sys.stdout.write(tables(read(results, study_freeze.FILE)))
 
 
 def _run(jobs: list[tuple[str, int]], results: Path) -> None:
+    """Runs what can be run; a job that fails is named at the end and stops no other."""
     assembly.start_process()
-    lab = study.Lab(Path(WORKDIR.value), results, study_freeze.FILE)
+    lab, failed = study.Lab(Path(WORKDIR.value), results, study_freeze.FILE), []
     for name, seed in jobs:
         try:
             study.run(name, seed, lab, Console())
         except loop.Interrupted as stop:
             raise SystemExit(f"{name}, seed {seed}: {stop}") from stop
         except (ValueError, rollout.TooManyFailures, workdir.InUse) as error:
-            raise SystemExit(f"stopped at {name}, seed {seed}: {error}") from error
+            failed.append(f"{name}, seed {seed}: {error}")
+            logging.error("%s", failed[-1])
+    if failed:
+        raise SystemExit("\n".join([f"{len(failed)} of {len(jobs)} runs failed:", *failed]))
 
 
 if __name__ == "__main__":

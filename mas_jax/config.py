@@ -219,9 +219,9 @@ def single_agent(config: ConfigDict, *, turns: int = 5, **changes) -> ConfigDict
 
     turns: the last is the answer. changes: to its row; with the advantage "gae" it has a critic.
     """
-    # Search-R1's, which the others keep: KL loss 0.001, low_var_kl (k3), to the start; no entropy
-    # bonus; discount and decay of its critic are 1
-    shared = dict(kl_coef=1e-3, kl_reference="initial", kl_estimator="k3", entropy_coef=0.0)
+    # Search-R1's, which the others keep: KL loss 0.001, low_var_kl (k3), to the start; an entropy
+    # bonus of 0.001, ppo_trainer.yaml's, which its scripts leave; discount and decay of a critic 1
+    shared = dict(kl_coef=1e-3, kl_reference="initial", kl_estimator="k3", entropy_coef=1e-3)
     programme = ConfigDict(dict(searcher=role(**shared | changes)))
     only_stage(config, "agent", team="single", sampler="policy", programme=programme)
     config.budgets.single.update(dict(turns=turns, searcher_turns=turns, searches=turns - 1))
@@ -293,8 +293,7 @@ def tree_grpo(config: ConfigDict) -> ConfigDict:
     config = single_agent(
         config, turns=4,  # max_turns=3, and then an answer
         advantages=("tree",), tree_form="sum",  # algorithm.adv_estimator=tree
-        # structure_format_score=0.2, final_format_score=0.1
-        behaviour="format", behaviour_weight=0.2,
+        outcome="format_tiers",  # structure_format_score=0.2, final_format_score=0.1
         kl_coef=1e-3, kl_estimator="k3",  # kl_loss_coef=0.001, kl_loss_type=low_var_kl
     )  # fmt: skip
     config.train.tree.update(dict(trees=2, expansions=2, rounds=1))  # tree_search_m, _n, _l

@@ -250,11 +250,6 @@ def _check_row(
             f"{where}.behaviour='assignment' rewards a leader's assignments, and the {stage.team} "
             "has none; set 'search_activity' or 'none'"
         )
-    if row.behaviour == "format" and stage.team != "single":
-        raise ValueError(
-            f"{where}.behaviour='format' rewards the single agent's answer, and the team is the "
-            f"{stage.team}; set 'none'"
-        )
     if not row.trained:
         return
     of_turns = (row.outcome != "correct", row.turn_reward != "none", "step" in row.advantages)

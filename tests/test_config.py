@@ -379,8 +379,16 @@ def test_a_judge_needs_subtasks():
 @pytest.mark.parametrize(
     ("acting", "changes", "message"),
     [
-        ("leader", dict(behaviour="judge"), "leader.behaviour='judge' is of a searcher's subtasks"),
-        ("answerer", dict(alignment="weights"), "answerer.alignment='weights' is of a searcher's"),
+        (
+            "leader",
+            dict(behaviour="judge"),
+            "leader.behaviour='judge', alignment='none': a judge and",
+        ),
+        (
+            "answerer",
+            dict(alignment="weights"),
+            "answerer.behaviour='none', alignment='weights': a judge and",
+        ),
         ("searcher", dict(alignment="copies"), "searcher.alignment='copies'; choose from"),
         ("searcher", dict(judge_weights=(0.5, 0.5)), "judge_weights=(0.5, 0.5): want three"),
         ("searcher", dict(judge_weights=(0.1, 0.4, 2.0)), "want three in [0, 1]"),
@@ -443,7 +451,7 @@ def test_the_single_agents_are_what_was_published():
     }  # fmt: skip
     for row in rows.values():
         kl = (row.kl_coef, row.kl_reference, row.kl_estimator, row.entropy_coef)
-        assert kl == (1e-3, "initial", "k3", 0.0)
+        assert kl == (1e-3, "initial", "k3", 1e-3)
     signals = {name: (r.advantages, r.outcome, r.turn_reward) for name, r in rows.items()}
     assert signals == {
         "toy_search_r1_grpo": (("group",), "correct", "none"),
@@ -503,10 +511,3 @@ def test_a_row_that_compares_with_the_question_twice_is_an_error():
         make_programme(rows)
     with pytest.raises(ValueError, match="tree_form='product'"):
         make_programme({"searcher": role(tree_form="product").to_dict()})
-
-
-def test_a_format_is_the_single_agents():
-    config = default_config()
-    config.stages.teacher.programme.searcher.behaviour = "format"
-    with pytest.raises(ValueError, match="behaviour='format' rewards the single agent's answer"):
-        validate(config)

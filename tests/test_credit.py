@@ -374,13 +374,3 @@ def test_leaves_are_compared_within_their_question_and_their_tree():
     assert [c.is_dropped for c in found] == [False, False, True, True]
     assert metrics["credit/answerer/groups"] == 2
     assert credit(leaves[::-1], {"answerer": nested})[0] == found
-
-
-def test_the_format_term_by_hand():
-    row = replace(ROW, behaviour="format", behaviour_weight=0.2)
-    turns = [(3, 2, "invalid"), (2, 3, "answer")]
-    leaves = [
-        episode(rollout=index, traces=[make_trace("searcher", turns[start:])], correct=(correct,))
-        for index, (start, correct) in enumerate([(1, 1.0), (0, 1.0), (1, 0.0), (0, 0.0)])
-    ]
-    assert rewards_of(leaves, {"searcher": row}) == pytest.approx([1.0, 0.8, 0.2, 0.1])

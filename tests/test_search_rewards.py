@@ -31,7 +31,8 @@ def test_the_tiers_of_search_r1():
     for correct, is_valid, wanted in [
         (1.0, True, 1.0), (1.0, False, 0.8), (0.0, True, 0.2), (0.0, False, 0.1),
     ]:  # fmt: skip
-        assert search.format_tiers(correct, is_valid) == pytest.approx(wanted, abs=1e-12)
+        assert search.format_tiers(correct, is_valid, True) == pytest.approx(wanted, abs=1e-12)
+    assert search.format_tiers(0.0, False, False) == 0.0
 
 
 def test_the_cases_of_research():

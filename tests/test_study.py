@@ -8,31 +8,33 @@ import pytest
 from mas_jax.config import default_config
 from mas_jax.config_rules import TEAMS, validate
 from mas_jax.evaluation import study as records
-from mas_jax.learning import study_grid, study_report
+from mas_jax.learning import study_freeze, study_grid, study_report
 from mas_jax.learning.study_grid import CELLS
 
 
-def play(right: dict[str, str], *, num_runs: int = 4) -> dict:
-    """An evaluation with these digits, and costs of no interest."""
+def play(right: dict[str, str], *, num_runs: int = 4, searches: float = 1.5) -> dict:
+    """An evaluation with these digits, and costs of little interest."""
     return {
         "num_runs": num_runs,
         "right": right,
         "avg": 0.0,
         "pass_at_k": 0.5,
         "all_at_k": 0.25,
-        "per_workflow": {"searches": 1.5, "input_tokens": 100.0, "output_tokens": 20.0},
+        "per_workflow": {"searches": searches, "input_tokens": 100.0, "output_tokens": 20.0},
     }
 
 
 def record(cell: str, seed: int, right: dict[str, str]) -> dict:
-    """A run's record; under caps every question's only run is wrong."""
-    none = play({family: "0" * len(digits) for family, digits in right.items()}, num_runs=1)
+    """A run's record; at 0.5 searches every question's only run is wrong."""
+    none = play({f: "0" * len(digits) for f, digits in right.items()}, num_runs=1, searches=0.5)
     return {
         "cell": cell,
         "seed": seed,
-        "plays": {"free": play(right), "searches": none, "tokens": none},
+        "frozen": "f",
+        "plays": {"free": play(right), "searches_1": none},
         "training": {"training_tokens": 1000},
         "train_s": 90.0,
+        "evaluation_accelerator_s": 30.0,
     }
 
 
@@ -86,11 +88,54 @@ def test_one_seed_is_compared_over_questions():
 
 def test_cell_grid_shows_means_and_spread():
     runs = {"x": {s: record("x", s, {"a": d}) for s, d in ((0, "4"), (1, "2"))}}
-    grid = records.cell_grid(runs, ["x", "never_run"], title="t")
+    runs["teacher"] = {0: record("teacher", 0, {"a": "1"}) | {"training": {"training_tokens": 400}}}
+    budgets = {"searches": 1.0, "tokens": 50.0}
+    grid = records.cell_grid(
+        runs, ["x", "never_run"], {"x": ["teacher"]}, budgets=budgets, title="t"
+    )
     # (100 + 50) / 2, and sqrt((25^2 + 25^2) / 1)
     assert grid.rows[0][:6] == ("x", "2", "75.0", "35.4", "50.0", "25.0")
-    assert grid.rows[0][9] == "0.0"  # at equal searches nothing was right
+    # half way from 0.5 searches, where nothing was right, to 1.5; all plays cost 120 tokens
+    assert grid.rows[0][9:11] == ("37.5", "-")
+    # seed 0 also needed its teacher's 400: (1400 + 1000) / 2; (90 + 30) s
+    assert grid.rows[0][11:] == ("1,000", "1,200", "2.0")
     assert len(grid.rows) == 1
+
+
+def test_accuracy_at_a_spend_lies_between_the_plays_that_cost_next_to_it():
+    one = record("x", 0, {"a": "40"})
+    for budget, wanted in (
+        (0.4, None),
+        (0.5, [0, 0]),
+        (0.75, [0.25, 0]),
+        (1.5, [1, 0]),
+        (9, [1, 0]),
+    ):
+        found = records.at_spend(one, "searches", budget)
+        assert (found is None) == (wanted is None)
+        if wanted is not None:
+            np.testing.assert_allclose(found["a"], wanted)
+
+
+def test_families_are_shown_where_a_world_has_them():
+    runs = {
+        "x": {0: record("x", 0, {"a": "40", "b": "2"}), 1: record("x", 1, {"a": "44", "b": "2"})},
+        "y": {0: record("y", 0, {"b": "1"})},
+    }
+    grid = records.family_grid(runs, ["x", "y", "never"], title="t")
+    assert grid.header == ("cell", "a", "b")
+    assert grid.rows == (("x", "75.0", "50.0"), ("y", "-", "25.0"))
+
+
+def test_a_record_of_another_freeze_is_refused(tmp_path):
+    frozen = tmp_path / "frozen.json"
+    frozen.write_text(json.dumps({"cells": {"opd": {"seeds": 5}}}))
+    one = record("opd", 0, {"a": "4"}) | {"frozen": study_freeze.digest({"seeds": 5})}
+    records.append(tmp_path, one)
+    assert list(study_report.read(tmp_path, frozen)) == ["opd"]
+    records.append(tmp_path, one | {"seed": 1, "frozen": "other"})
+    with pytest.raises(ValueError, match=r"record of opd, seed 1, .* is of no cell"):
+        study_report.read(tmp_path, frozen)
 
 
 def test_question_values_are_shares_of_runs():
@@ -138,6 +183,12 @@ def test_jobs_go_seed_by_seed_and_a_wrong_name_is_told_the_nearest():
         ("cascade_rl", 0), ("opd", 0), ("cascade_rl", 1), ("opd", 1)
     ]  # fmt: skip
     assert len(study_grid.jobs(["all"], [])) == sum(cell.seeds for cell in CELLS.values())
+    # a seed that a cell has not is no job of it; one that none has is an error
+    assert study_grid.jobs(["opd", "opd_exact"], [4]) == [("opd", 4)]
+    with pytest.raises(
+        ValueError, match=r"--seed=\[7\]: these cells have the seeds \[0, 1, 2, 3, 4\]"
+    ):
+        study_grid.jobs(["opd"], [7])
     with pytest.raises(ValueError, match="did you mean 'no_signal'"):
         study_grid.jobs(["no_signals"], [])
 

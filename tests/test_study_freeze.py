@@ -16,25 +16,61 @@ def test_every_cell_is_as_it_was_frozen(name):
     study_freeze.check(FROZEN, name)
 
 
-def test_a_cell_that_changed_is_refused_with_what_differs(tmp_path):
+def changed(tmp_path, *keys, value):
+    """The frozen grid with another value somewhere, as a file."""
     frozen = json.loads(FROZEN.read_text())
-    frozen["opd"]["changes"]["train.questions"] = 99
+    section = frozen
+    for key in keys[:-1]:
+        section = section[key]
+    section[keys[-1]] = value
     path = tmp_path / "frozen.json"
     path.write_text(json.dumps(frozen))
-    with pytest.raises(ValueError, match=r"opd: changes is .* make another cell"):
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (("cells", "opd", "changes"), "opd: changes is .* make another cell"),
+        (("defaults", "train.optimizer.learning_rate"), "defaults: train.optimizer.learning_rate"),
+        (("row", "behaviour_weight"), "row: behaviour_weight is 0.1 now and 99"),
+        (("evaluation", "caps"), "evaluation: caps is "),
+        (("prompts", "toy"), "prompts: toy is "),
+    ],
+)
+def test_anything_that_changed_is_refused_with_what_differs(tmp_path, keys, message):
+    path = changed(tmp_path, *keys, value=99)
+    with pytest.raises(ValueError, match=message):
         study_freeze.check(path, "opd")
-    with pytest.raises(ValueError, match="opd: changes"):
+    with pytest.raises(ValueError, match=message):
         study_freeze.freeze(path)
+
+
+def test_a_new_default_that_no_cell_changes_may_come(tmp_path):
+    frozen = json.loads(FROZEN.read_text())
+    del frozen["defaults"]["train.tree.trees"]
+    path = tmp_path / "frozen.json"
+    path.write_text(json.dumps(frozen))
+    study_freeze.check(path, "opd")
 
 
 def test_a_new_cell_is_frozen_before_it_is_run(tmp_path):
     frozen = json.loads(FROZEN.read_text())
-    del frozen["no_signal"]
+    del frozen["cells"]["no_signal"]
     path = tmp_path / "frozen.json"
     path.write_text(json.dumps(frozen))
     with pytest.raises(ValueError, match="no_signal is not among"):
         study_freeze.check(path, "no_signal")
     assert study_freeze.freeze(path) == ["no_signal"]
     study_freeze.check(path, "no_signal")
-    assert path.read_bytes() != b""
-    assert json.loads(path.read_text())["opd"] == frozen["opd"]
+    assert json.loads(path.read_text()) == json.loads(FROZEN.read_text())
+
+
+def test_without_a_frozen_grid_nothing_is_run(tmp_path):
+    with pytest.raises(ValueError, match=r"no frozen grid at .*; run this at the top"):
+        study_freeze.check(tmp_path / "frozen.json", "opd")
+
+
+def test_the_text_names_the_grid_that_is_frozen():
+    text = (ROOT / "notebooks" / "STUDY.md").read_text()
+    assert study_freeze.digest(json.loads(FROZEN.read_text())) in text

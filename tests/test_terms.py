@@ -101,23 +101,6 @@ def test_invalid_action_of_any_role():
     assert terms.invalid_action(trace()) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("actions", "correct", "reward"),
-    [
-        (("search", "answer"), 1.0, 1.0),
-        (("search", "answer"), 0.0, 0.2),
-        (("invalid", "answer"), 1.0, 0.8),
-        (("invalid", "answer"), 0.0, 0.1),
-        (("invalid", "invalid"), 0.0, 0.0),
-        (("search",), 0.0, 0.0),  # its context was full
-        ((), 0.0, 0.0),
-    ],
-)
-def test_answer_format_makes_the_rewards_of_search_r1(actions, correct, reward):
-    term = terms.answer_format(trace(*actions), correct=correct)
-    assert terms.combine(correct, term, weight=0.2) == pytest.approx(reward)
-
-
 def test_the_mix_of_correctness_and_behaviour():
     # 0.9 * 0.6 + 0.1 * 0.5 = 0.59; an invalid Searcher on a right answer: 0.9 - 0.1 = 0.8
     assert terms.combine(0.6, 0.5, weight=0.1) == pytest.approx(0.59)

@@ -65,7 +65,7 @@ def test_outcomes_by_hand():
     # "town" and "red town": precision 1, recall 1/2, F1 2/3. The one query is the sub-question.
     wanted = {
         "correct": [1.0, 1.0, 0.0, 0.0],
-        "format_tiers": [1.0, 0.8, 0.2, 0.1],
+        "format_tiers": [1.0, 0.8, 0.2, 0.0],
         "f1_or_format": [1.0, 1.0, 2 / 3, 0.0],
         "f1_and_keys": [1.618, 1.0, 2 / 3, 0.0],
     }

@@ -5,7 +5,7 @@ Must not know: how a run was made.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -43,10 +43,14 @@ def read(directory: Path) -> Runs:
     return {cell: dict(sorted(seeds.items())) for cell, seeds in runs.items()}
 
 
+Values = Mapping[str, np.ndarray]  # family -> share of right runs of each question, [Q]
+COSTS = {"searches": ("searches",), "tokens": ("input_tokens", "output_tokens")}  # of a workflow
+
+
 def question_values(record: Mapping, play: str = "free") -> dict[str, np.ndarray]:
     """Share of a question's runs that were right, by family, [Q] in the order of the world.
 
-    play: "free", "searches" or "tokens": without a cap, or under one on these.
+    play: "free", or a cap such as "searches_1".
     """
     found = record["plays"][play]
     return {
@@ -55,9 +59,40 @@ def question_values(record: Mapping, play: str = "free") -> dict[str, np.ndarray
     }
 
 
+def spent(record: Mapping, play: str, kind: str) -> float:
+    """What a workflow cost in a play, in "searches" or "tokens" (input and output)."""
+    cost = record["plays"][play]["per_workflow"]
+    return sum(cost[key] for key in COSTS[kind])
+
+
+def at_spend(record: Mapping, kind: str, budget: float) -> dict[str, np.ndarray] | None:
+    """Question values at a mean cost of `budget`, between the two plays that cost next to it.
+
+    Straight lines between the plays without a cap and under each cap on this kind; those of the
+    dearest play where none costs as much, None where all cost more.
+    """
+    names = [name for name in record["plays"] if name == "free" or name.startswith(f"{kind}_")]
+    plays = sorted(((spent(record, name, kind), name) for name in names), key=lambda pair: pair[0])
+    costs = [cost for cost, _ in plays]
+    if budget < costs[0]:
+        return None
+    if budget >= costs[-1]:
+        return question_values(record, plays[-1][1])
+    above = next(index for index, cost in enumerate(costs) if cost > budget)
+    (low, first), (high, second) = plays[above - 1], plays[above]
+    share = (budget - low) / (high - low)
+    one, other = question_values(record, first), question_values(record, second)
+    return {family: (1 - share) * one[family] + share * other[family] for family in one}
+
+
+def macro(values: Values) -> float:
+    """The mean over families of their means over questions."""
+    return fmean(float(found.mean()) for found in values.values())
+
+
 def accuracy(record: Mapping, play: str = "free") -> float:
     """The macro average over families of the share of right runs."""
-    return fmean(float(values.mean()) for values in question_values(record, play).values())
+    return macro(question_values(record, play))
 
 
 @dataclass(frozen=True)
@@ -76,21 +111,32 @@ class Comparison:
     supported: bool
 
 
-def compare(runs: Runs, first: str, second: str, *, play: str = "free") -> Comparison | None:
-    """The difference of two cells over the seeds that both have; None if there is none."""
-    seeds = sorted(set(runs.get(first, ())) & set(runs.get(second, ())))
-    pairs = [
-        tuple(question_values(runs[cell][seed], play) for cell in (first, second)) for seed in seeds
-    ]
+def compare(
+    runs: Runs,
+    first: str,
+    second: str,
+    *,
+    values: Callable[[Mapping], Values | None] = question_values,
+) -> Comparison | None:
+    """The difference of two cells over the seeds that both have; None if there is none.
+
+    values: of a record, which is left out with its seed where it has none.
+    """
+    pairs = {}
+    for seed in sorted(set(runs.get(first, ())) & set(runs.get(second, ()))):
+        pair = tuple(values(runs[cell][seed]) for cell in (first, second))
+        if None not in pair:
+            pairs[seed] = pair
     if not pairs:
         return None
     if len(pairs) == 1:
-        interval = bootstrap.paired(*pairs[0])
+        [pair] = pairs.values()
+        interval = bootstrap.paired(*pair)
         supported = interval.low > 0 or interval.high < 0
     else:
-        claim = significance.compare_seeds(pairs)
+        claim = significance.compare_seeds(list(pairs.values()))
         interval, supported = claim.over_seeds, significance.supported(claim)
-    return Comparison(first, second, interval, tuple(seeds), supported)
+    return Comparison(first, second, interval, tuple(pairs), supported)
 
 
 def shown(comparison: Comparison) -> str:
@@ -108,11 +154,26 @@ def _mean(records: Sequence[Mapping], *keys: str) -> float:
     return fmean(values)
 
 
-def cell_grid(runs: Runs, cells: Sequence[str], *, title: str) -> Grid:
-    """A row a cell that was run: means over its seeds, and the spread of avg@4 over them."""
+def trained_tokens(runs: Runs, record: Mapping, sources: Mapping[str, Sequence[str]]) -> int:
+    """Tokens of all updates that a record's policy needed: its own, and of the cells that `sources`
+    names for it, with the same seed."""
+    others = [runs[name][record["seed"]] for name in sources.get(record["cell"], ())
+              if record["seed"] in runs.get(name, {})]  # fmt: skip
+    return sum(one["training"]["training_tokens"] for one in (record, *others))
+
+
+def cell_grid(
+    runs: Runs, cells: Sequence[str], sources: Mapping[str, Sequence[str]], *,
+    budgets: Mapping[str, float], title: str,
+) -> Grid:  # fmt: skip
+    """A row a cell that was run: means over its seeds, and the spread of avg@4 over them.
+
+    sources: as in `trained_tokens`. budgets: a mean cost by kind, at which accuracy is shown too.
+    """
     header = (
         "cell", "seeds", "avg@4", "sd", "pass@4", "4/4", "searches", "input", "output",
-        "at equal searches", "at equal tokens", "training tokens", "training min",
+        *(f"at {budget:g} {kind}" for kind, budget in budgets.items()),
+        "trained tokens", "with its teacher's", "minutes",
     )  # fmt: skip
     rows = []
     for cell in cells:
@@ -121,6 +182,7 @@ def cell_grid(runs: Runs, cells: Sequence[str], *, title: str) -> Grid:
             continue
         averages = [100 * accuracy(record) for record in records]
         free = ("plays", "free")
+        seconds = [r["train_s"] + r["evaluation_accelerator_s"] for r in records]
         rows.append(
             (
                 cell,
@@ -132,20 +194,46 @@ def cell_grid(runs: Runs, cells: Sequence[str], *, title: str) -> Grid:
                 f"{_mean(records, *free, 'per_workflow', 'searches'):.2f}",
                 f"{_mean(records, *free, 'per_workflow', 'input_tokens'):.0f}",
                 f"{_mean(records, *free, 'per_workflow', 'output_tokens'):.0f}",
-                f"{fmean(100 * accuracy(r, 'searches') for r in records):.1f}",
-                f"{fmean(100 * accuracy(r, 'tokens') for r in records):.1f}",
+                *(_at_budget(records, kind, budget) for kind, budget in budgets.items()),
                 f"{_mean(records, 'training', 'training_tokens'):,.0f}",
-                f"{_mean(records, 'train_s') / 60:.1f}",
+                f"{fmean(trained_tokens(runs, record, sources) for record in records):,.0f}",
+                f"{fmean(seconds) / 60:.1f}",
             )
         )
     return Grid(title, header, tuple(rows), num_text=1)
 
 
+def _at_budget(records: Sequence[Mapping], kind: str, budget: float) -> str:
+    found = [at_spend(record, kind, budget) for record in records]
+    known = [100 * macro(values) for values in found if values is not None]
+    return f"{fmean(known):.1f}" if len(known) == len(found) else "-"
+
+
+def family_grid(runs: Runs, cells: Sequence[str], *, title: str) -> Grid:
+    """avg@4 of every family, means over seeds; "-" for a family that is not in the cell's world."""
+    found = {
+        cell: [question_values(record) for record in runs[cell].values()]
+        for cell in cells
+        if cell in runs
+    }
+    families = list(dict.fromkeys(f for values in found.values() for f in values[0]))
+    rows = tuple(
+        (
+            cell,
+            *(f"{100 * fmean(float(v[family].mean()) for v in values):.1f}"
+              if family in values[0] else "-" for family in families),
+        )
+        for cell, values in found.items()
+    )  # fmt: skip
+    return Grid(title, ("cell", *families), rows, num_text=1)
+
+
 def comparison_grid(
-    runs: Runs, pairs: Sequence[tuple[str, str]], *, title: str, play: str = "free"
-) -> Grid:
-    """A row for each pair of cells of which both were run."""
-    found = [compare(runs, *pair, play=play) for pair in pairs]
+    runs: Runs, pairs: Sequence[tuple[str, str]], *, title: str,
+    values: Callable[[Mapping], Values | None] = question_values,
+) -> Grid:  # fmt: skip
+    """A row for each pair of cells of which both were run; values: as in `compare`."""
+    found = [compare(runs, *pair, values=values) for pair in pairs]
     rows = tuple(
         (c.first, c.second, shown(c), str(len(c.seeds)), "yes" if c.supported else "no")
         for c in found

@@ -174,7 +174,6 @@ BEHAVIOURS: Mapping[str, Callable[[Episode, Trace, Row], float]] = {
         cap=row.behaviour_cap,
     ),
     "invalid_action": lambda episode, agent, row: terms.invalid_action(agent),
-    "format": lambda episode, agent, row: terms.answer_format(agent, correct=episode.correct[0]),
 }
 
 

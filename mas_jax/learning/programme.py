@@ -24,7 +24,6 @@ CHOICES = {
         "assignment",
         "search_cost",
         "invalid_action",
-        "format",
         "judge",
     ),
     "alignment": ("none", "weights"),
@@ -185,9 +184,11 @@ def _check(role: str, row: Row) -> None:
             f"{where}.behaviour='search_activity' counts a searcher's own searches; set "
             "'assignment' for a leader, or 'none'"
         )
-    for key, value in (("behaviour", "judge"), ("alignment", "weights")):
-        if getattr(row, key) == value and role != "searcher":
-            raise ValueError(f"{where}.{key}={value!r} is of a searcher's subtasks; set 'none'")
+    if role != "searcher" and (row.behaviour == "judge" or row.alignment != "none"):
+        raise ValueError(
+            f"{where}.behaviour={row.behaviour!r}, alignment={row.alignment!r}: a judge and "
+            "alignment are of a searcher's subtasks; set 'none'"
+        )
     if len(row.judge_weights) != 3 or not all(0.0 <= b <= 1.0 for b in row.judge_weights):
         raise ValueError(f"{where}.judge_weights={row.judge_weights}: want three in [0, 1]")
     if row.behaviour == "judge" and row.invalid == "reward":

@@ -5,8 +5,10 @@ CELL/seed_S/ holds the stage and its evaluation. Must not know: what cells chang
 """
 
 import dataclasses
+import json
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -25,8 +27,23 @@ from mas_jax.evaluation.statistics import (
     macro_average,
 )
 from mas_jax.learning import assembly, cost, evaluate, pipeline, revision
-from mas_jax.learning.study_freeze import check, start_directory, weights_digest
-from mas_jax.learning.study_grid import CAPS, CELLS, Cell, Change, make_config, nothing
+from mas_jax.learning.study_freeze import (
+    check,
+    describe,
+    digest,
+    start_directory,
+    weights_digest,
+)
+from mas_jax.learning.study_grid import (
+    CAPPED_RUNS,
+    CAPS,
+    CELLS,
+    Cell,
+    Change,
+    make_config,
+    nothing,
+)
+from mas_jax.sampling.replicas import Replicas
 
 # what a record keeps of every step, under the names of metrics.jsonl
 CURVES = (
@@ -35,7 +52,7 @@ CURVES = (
     "update/searcher/entropy", "update/searcher/kl_to_teacher", "update/searcher/kl_to_start",
     "update/leader/entropy", "update/answerer/entropy", "update/gradient_norm",
 )  # fmt: skip
-CAPPED_RUNS = 1  # of each question under a cap; there are four without one
+PLAYS = ("free", *(f"{kind}_{cap}" for kind, caps in CAPS.items() for cap in caps))
 
 logger = logging.getLogger(__name__)
 
@@ -64,73 +81,94 @@ def rehearsal(directory: Path) -> Lab:
     def _shrink(config: ConfigDict) -> None:
         for stage in config.stages.values():
             stage.steps = 3
-        config.train.update(dict(questions=4, group_size=4, candidates=2))
+        config.train.update(dict(questions=4, candidates=2))
+        if not config.train.tree.trees:  # whose shape says how large a group is
+            config.train.group_size = 4
         config.evaluation.update(dict(num_questions=14, num_runs=2))
 
     return Lab(directory / "runs", directory / "results", None, _shrink)
 
 
-def run(name: str, seed: int, lab: Lab, console: Console) -> dict:
-    """The record of a cell and a seed; first runs the cells whose policies it reads.
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A cell that can be played: its config, whose policy, and what it plays with."""
 
-    Raises: ValueError if the cell is not as it was frozen; as `pipeline.run`.
+    config: ConfigDict
+    policy: Path
+    scene: assembly.Scene
+    engines: Replicas
+
+
+def run(name: str, seed: int, lab: Lab, console: Console) -> dict:
+    """The record of a cell and a seed; first trains the policies that it reads.
+
+    A record that lacks evaluations gets them. Raises: ValueError if the cell is not as it was
+    frozen; as `pipeline.run`.
     """
     if lab.frozen is not None:
         check(lab.frozen, name)
+    cell = CELLS[name]
     found = records.read(lab.results).get(name, {}).get(seed)
-    if found is not None:
+    missing = [play for play in PLAYS if found is None or play not in found["plays"]]
+    if not missing:
         console.print(f"{name}, seed {seed}: its record is in {lab.results}")
         return found
-    cell = CELLS[name]
-    for other in {cell.teacher, cell.policy} - {"", "own", "start"}:
-        run(other, seed, lab, console)
     logger.info("%s, seed %d: %s", name, seed, cell.what)
+    ready = _prepare(cell, seed, lab, console)
     directory = lab.directory(name, seed)
-    config = make_config(cell, seed)
-    lab.change(config)
-    config.model.checkpoint = str(start_directory(cell.start))
-    if cell.teacher:
-        config.teacher.checkpoint = str(_policy(lab, cell.teacher, seed))
-    if cell.policy == "own":
-        prepared = pipeline.prepare(config, directory)
-        policy = pipeline.run(prepared, console)[config.train.stages[-1]]
-        scene, engines = prepared.scene, prepared.engines
+    plays = _play(ready, cell, directory / "evaluation", missing, console)
+    if found is None:
+        record = _record(ready, cell, seed, directory) | {"plays": plays}
     else:
-        start = Path(config.model.checkpoint)
-        policy = start if cell.policy == "start" else _policy(lab, cell.policy, seed)
-        config.teacher.checkpoint = str(start)  # of rows that nothing trains by
-        validate(config)
-        tokenizer = assembly.load_tokenizer(start)
-        scene = assembly.make_scene(config, tokenizer)
-        engines = assembly.make_engines(config, start, tokenizer)
-    plays = _play(config, cell, directory / "evaluation", policy, scene, engines, console)
-    record = _record(config, cell, seed, directory, plays, scene)
+        record = dict(found) | {"plays": found["plays"] | plays}
     records.append(lab.results, record)
     return record
 
 
+def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
+    """Trains what the cell needs and is not there yet, whether or not it has a record."""
+    for other in sorted({cell.teacher, cell.policy} - {"", "own", "start"}):
+        if not (_policy(lab, other, seed) / "config.json").exists():
+            _prepare(CELLS[other], seed, lab, console)
+    config = make_config(cell, seed)
+    lab.change(config)
+    start = start_directory(cell.start)
+    config.model.checkpoint = str(start)
+    if cell.teacher:
+        config.teacher.checkpoint = str(_policy(lab, cell.teacher, seed))
+    if cell.policy == "own":
+        prepared = pipeline.prepare(config, lab.directory(cell.name, seed))
+        policy = pipeline.run(prepared, console)[config.train.stages[-1]]
+        return _Ready(config, policy, prepared.scene, prepared.engines)
+    policy = start if cell.policy == "start" else _policy(lab, cell.policy, seed)
+    config.teacher.checkpoint = str(start)  # of rows that nothing trains by
+    validate(config)
+    tokenizer = assembly.load_tokenizer(start)
+    scene = assembly.make_scene(config, tokenizer)
+    return _Ready(config, policy, scene, assembly.make_engines(config, start, tokenizer))
+
+
 def _policy(lab: Lab, name: str, seed: int) -> Path:
-    """The policy that a cell's last stage trained."""
+    """The policy that a cell's last stage trained, or will."""
     stage = make_config(CELLS[name], seed).train.stages[-1]
     return lab.directory(name, seed) / stage / "policy"
 
 
 def _play(
-    config: ConfigDict, cell: Cell, workdir: Path, policy: Path, scene: assembly.Scene, engines,
-    console: Console,
-) -> dict[str, dict]:  # fmt: skip
-    """The system's evaluations by name: as it plays freely, and once under each cap."""
+    ready: _Ready, cell: Cell, workdir: Path, names: Sequence[str], console: Console
+) -> dict[str, dict]:
+    """Evaluations of these names: "free", or under a cap."""
     found = {}
-    system = evaluate.System(cell.name, cell.team, policy)
-    for name in ("free", *CAPS):
-        one = config.copy_and_resolve_references()
-        played = system
+    for name in names:
+        config = ready.config.copy_and_resolve_references()
+        system = evaluate.System(cell.name, cell.team, ready.policy)
         if name != "free":
-            one.evaluation.num_runs = CAPPED_RUNS
-            caps = ((f"all_{name}", CAPS[name]),)
-            played = dataclasses.replace(system, name=f"{cell.name} {name}", caps=caps)
-        prepared = evaluate.prepare_systems(one, workdir, [played], scene, engines)
-        found[name] = _describe(*evaluate.play(prepared, console)[played.name])
+            config.evaluation.num_runs = CAPPED_RUNS
+            kind, _, cap = name.partition("_")
+            caps = ((f"all_{kind}", int(cap)),)
+            system = dataclasses.replace(system, name=f"{cell.name} {name}", caps=caps)
+        prepared = evaluate.prepare_systems(config, workdir, [system], ready.scene, ready.engines)
+        found[name] = _describe(*evaluate.play(prepared, console)[system.name])
     return found
 
 
@@ -156,37 +194,40 @@ def _describe(plan: Plan, scores: Sequence[EpisodeScore]) -> dict:
     }
 
 
-def _record(
-    config: ConfigDict, cell: Cell, seed: int, directory: Path, plays: Mapping[str, dict],
-    scene: assembly.Scene,
-) -> dict:  # fmt: skip
-    steps, spent = [], ()
+def _record(ready: _Ready, cell: Cell, seed: int, directory: Path) -> dict:
+    """Everything of a record but its plays."""
+    steps, spent, made_with = [], (), revision.describe()
     if cell.policy == "own":
-        stage = directory / config.train.stages[-1]
+        stage = directory / ready.config.train.stages[-1]
         steps, spent = metrics.read(stage / metrics.FILE), cost.of_stage(stage)
+        made_with = json.loads((directory / "revision.json").read_text())
     total = ledger.total(spent)
-    train_s = sum(step["time/step_s"] for step in steps)
-    made_with = revision.describe()
     return {
         "cell": cell.name,
         "seed": seed,
         "team": cell.team,
-        "world": scene.world.fingerprint,
+        "frozen": digest(describe(cell)),
+        "world": ready.scene.world.fingerprint,
         "start": weights_digest(start_directory(cell.start)),
         "git": made_with["git"],
+        "changed_files": len(made_with["changed_files"]),
         "devices": made_with["num_devices"],
-        "plays": dict(plays),
         "training": {
             "searches": total.searches,
             "input_tokens": total.input_tokens,
             "output_tokens": total.output_tokens,
             "training_tokens": total.training_tokens,
         },
-        "train_s": train_s,
+        "train_s": sum(step["time/step_s"] for step in steps),
         "evaluation_accelerator_s": evaluate.accelerator_s(directory / "evaluation"),
         "curves": {
-            name: [round(step[name], 5) if name in step else None for step in steps]
+            name: [_rounded(step.get(name)) for step in steps]
             for name in CURVES
             if any(name in step for step in steps)
         },
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    """As JSON can hold it: a skipped update has norms that are no numbers."""
+    return None if value is None or not math.isfinite(value) else round(value, 5)

@@ -1,23 +1,29 @@
-"""The frozen grid: what every cell was before the first compared run, on disk and checked.
+"""The frozen grid: what every cell was before its first run, on disk and checked.
 
+The file holds the defaults of `config.py`, those of a plain row, the prompts' digest and the caps,
+and of every cell what it changes, its world and its start: together, all that a cell depends on.
 Must not know: results.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+from mas_jax.agents.prompts import load_prompts
+from mas_jax.config import default_config, role
 from mas_jax.data.world import make_world
 from mas_jax.files import write_json
 from mas_jax.learning import assembly
-from mas_jax.learning.study_grid import CELLS, Cell, changes, make_config
+from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS, Cell, changes, flat, make_config
 
 FILE = Path("notebooks/frozen.json")
 
 
 def describe(cell: Cell) -> dict:
-    """All that a cell depends on, as JSON: its changes to the defaults, its world, its start."""
+    """What a cell is beside the defaults, as JSON."""
     world = make_config(cell, 0).world
     return {
         "team": cell.team,
@@ -27,6 +33,17 @@ def describe(cell: Cell) -> dict:
         "start": weights_digest(start_directory(cell.start)),
         "world": _fingerprint(world.seed, world.closed_share, world.train, world.held_out),
         "changes": json.loads(json.dumps(changes(cell))),
+    }
+
+
+def _shared() -> dict[str, dict]:
+    """What all cells depend on, section by section."""
+    caps = {kind: list(values) for kind, values in CAPS.items()}
+    return {
+        "defaults": flat(default_config()),
+        "row": flat(role()),
+        "evaluation": {"caps": caps, "capped_runs": CAPPED_RUNS},
+        "prompts": {"toy": digest(dataclasses.asdict(load_prompts("toy")))},
     }
 
 
@@ -50,37 +67,50 @@ def weights_digest(directory: Path) -> str:
     return found.hexdigest()
 
 
+def digest(value: Any) -> str:
+    """Of a JSON value."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
 def freeze(path: Path) -> list[str]:
-    """Adds the cells that the file lacks; their names. Raises: ValueError for one that changed."""
-    frozen = _read(path)
-    for name in frozen:
+    """Adds the cells that the file lacks, and keys of the defaults that are new since; the cells'
+    names. Raises: ValueError if anything that is there has changed."""
+    frozen = read(path) if path.exists() else {"cells": {}}
+    shared = _shared()
+    for name in frozen["cells"]:
         check(path, name)
-    new = [name for name in CELLS if name not in frozen]
-    write_json(path, frozen | {name: describe(CELLS[name]) for name in new})
+    new = [name for name in CELLS if name not in frozen["cells"]]
+    cells = frozen["cells"] | {name: describe(CELLS[name]) for name in new}
+    write_json(path, shared | {"cells": cells})
     return new
 
 
 def check(path: Path, name: str) -> None:
-    """Raises: ValueError unless the cell is in the file as it is now, naming what differs."""
-    frozen = _read(path)
-    if name not in frozen or name not in CELLS:
+    """Raises: ValueError unless the cell is in the file, and it and what it depends on are as they
+    were, naming what differs; new keys of the defaults, which no cell changes, may be there."""
+    frozen = read(path)
+    if name not in frozen["cells"] or name not in CELLS:
         raise ValueError(
-            f"{name} is not among the {len(frozen)} cells of {path}; a cell is frozen before it is "
-            "run: --freeze adds the new ones"
+            f"{name} is not among the {len(frozen['cells'])} cells of {path}; a cell is frozen "
+            "before it is run: --freeze adds the new ones"
         )
-    now = describe(CELLS[name])
-    for key in sorted({*now, *frozen[name]}):
-        if now.get(key) != frozen[name].get(key):
+    for section, values in _shared().items():
+        known = {key: value for key, value in values.items() if key in frozen[section]}
+        _compare(section, frozen[section], known, path)
+    _compare(name, frozen["cells"][name], describe(CELLS[name]), path)
+
+
+def _compare(what: str, before: dict, now: dict, path: Path) -> None:
+    for key in sorted({*now, *before}):
+        if now.get(key) != before.get(key):
             raise ValueError(
-                f"{name}: {key} is {now.get(key)!r} now and {frozen[name].get(key)!r} in {path}; "
-                "what was frozen stays: make another cell"
+                f"{what}: {key} is {now.get(key)!r} now and {before.get(key)!r} in {path}; what "
+                "was frozen stays: make another cell"
             )
 
 
-def _read(path: Path) -> dict[str, dict]:
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def digest(path: Path) -> str:
-    """Of the frozen grid."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+def read(path: Path) -> dict[str, dict]:
+    """The frozen grid. Raises: ValueError if there is none."""
+    if not path.exists():
+        raise ValueError(f"no frozen grid at {path}; run this at the top of a checkout")
+    return json.loads(path.read_text())

@@ -30,7 +30,9 @@ Change = Callable[[ConfigDict], None]
 WORLD_SEED = 11  # of every compared run; nothing was trained in this world before the freeze
 STEPS = 40  # updates of a stage
 BETA = 0.1
-CAPS = {"searches": 2, "tokens": 200}  # of an episode, in the evaluations at equal cost
+# caps of an episode, each of which a system plays under as well; CAPPED_RUNS of each question
+CAPS = {"searches": (1, 2), "tokens": (120, 200)}
+CAPPED_RUNS = 1
 TEACHER_CELL = "cascade_rl"
 
 
@@ -105,9 +107,14 @@ def _cascade_rl(config: ConfigDict) -> None:
     only_stage(config, "cascade", team="cascade", sampler="policy", programme=programme)
 
 
-def _long(config: ConfigDict) -> None:
-    _cascade_rl(config)
-    config.stages.cascade.steps = 2 * STEPS
+def _steps(change: Change, steps: int) -> Change:
+    """The same for so many updates."""
+
+    def _change(config: ConfigDict) -> None:
+        change(config)
+        config.stages[config.train.stages[-1]].steps = steps
+
+    return _change
 
 
 def _outcome(config: ConfigDict) -> None:
@@ -137,19 +144,20 @@ def _critic(accuracy: float, *, kind: str = "oracle", length_bias: float = 0.0) 
 
 
 def _single(baseline: Callable[[ConfigDict], ConfigDict], questions: int = 0) -> Change:
-    """A single-agent baseline; questions: a step's, where groups are of another size than 8, so
-    that its episodes are again about 96."""
+    """A single-agent baseline, of one update a step as all cells are; questions: a step's, where
+    groups are of another size than 8, so that its episodes are again about 96."""
 
     def _change(config: ConfigDict) -> None:
         baseline(config)
+        config.train.updates_per_batch = 1
         if questions:
             config.train.questions = questions
 
     return _change
 
 
-def _exact(divergence: str) -> Change:
-    return _searcher(advantages=(), divergence=divergence, divergence_coef=BETA)
+def _exact(divergence: str, *, coef: float = BETA) -> Change:
+    return _searcher(advantages=(), divergence=divergence, divergence_coef=coef)
 
 
 # --- axes of the world ----------------------------------------------------------------------------
@@ -168,11 +176,12 @@ def _one_passage(config: ConfigDict) -> None:
 
 
 def _search_cost(config: ConfigDict) -> None:
-    """Searching is paid for: Searcher and Leader lose up to 0.3 where they gained up to 0.1."""
+    """Searching is paid for: 0.15 for each of a Searcher's or a Leader's first two searches, where
+    up to 0.1 was gained."""
     for stage in config.stages.values():
         for acting, row in stage.programme.items():
             if acting != "answerer":
-                row.update(dict(behaviour="search_cost", behaviour_weight=0.3))
+                row.update(dict(behaviour="search_cost", behaviour_weight=0.3, behaviour_cap=2))
 
 
 def _invalid_pressure(config: ConfigDict) -> None:
@@ -195,7 +204,7 @@ class Axis:
 AXES = (
     Axis("closed_book", "half of the questions known by heart, single hops",
          _families(*_HALF_KNOWN, closed_share=1.0, train=300, held_out=190)),
-    Axis("wasteful", "Leader and Answerer that waste good reports (another start)", nothing,
+    Axis("wasteful", "a start that hands on whole questions and wastes good reports", nothing,
          start="wasteful"),
     Axis("together", "evidence of two Searchers is needed (comparisons)",
          _families("2wiki_like", held_out=190)),
@@ -255,7 +264,10 @@ def _student(name: str, what: str, seeds: int, change: Change) -> Cell:
 
 OTHERS = (
     Cell("cascade_rl_long", "C-MAS + RL for as many updates as teacher and student together",
-         "cascade", 3, _long),
+         "cascade", 3, _steps(_cascade_rl, 2 * STEPS)),
+    # 2N (played + scored) + 6N trained of 40 + 40 updates of seed 0, over that of a cascade's one
+    Cell("cascade_rl_compute", "C-MAS + RL for the FLOPs of teacher and student together",
+         "cascade", 3, _steps(_cascade_rl, 108)),
     _student("answerer_by_context", "OPD, the Answerer's groups by context", 3, _by_context),
     _student("outcome_and_opd", "Searcher on the outcome and OPD", 3,
              _both(_outcome, _searcher(advantages=("group", "distillation")))),
@@ -278,6 +290,20 @@ SINGLES = (
     Cell("stepsearch", "StepSearch", "single", 3, _single(stepsearch)),
     Cell("gigpo", "GiGPO", "single", 3, _single(gigpo, 19)),
     Cell("tree_grpo", "Tree-GRPO", "single", 3, _single(tree_grpo, 16)),
+    Cell(
+        "search_r1_grpo_long",
+        "Search-R1, GRPO, for the updates of teacher and student",
+        "single",
+        3,
+        _steps(_single(search_r1_grpo, 19), 2 * STEPS),
+    ),
+    Cell(
+        "tree_grpo_long",
+        "Tree-GRPO, for the updates of teacher and student",
+        "single",
+        3,
+        _steps(_single(tree_grpo, 16), 2 * STEPS),
+    ),
 )
 
 SWEEPS = (
@@ -287,7 +313,9 @@ SWEEPS = (
     _student("opd_group_16", "OPD, 6 questions x 16", 1, _groups(6, 16)),
     _student("opd_exact", "exact reverse KL, not sampled", 1, _exact("reverse_kl")),
     _student("opd_forward_kl", "exact forward KL", 1, _exact("forward_kl")),
-    _student("opd_mixed_kl", "exact Jensen-Shannon divergence", 1, _exact("jsd")),
+    # near its minimum JSD at 0.5 is a quarter of the KL
+    _student("opd_mixed_kl", "exact Jensen-Shannon divergence, 4 beta", 1,
+             _exact("jsd", coef=4 * BETA)),
 )  # fmt: skip
 
 GROUPS = (
@@ -313,7 +341,7 @@ def changes(cell: Cell) -> dict[str, object]:
     with default.unlocked():
         found = {name: default.stages.get(name, plain[name]) for name in plain}
         default.stages = ConfigDict(found)
-    own, default = _flat(config), _flat(default)
+    own, default = flat(config), flat(default)
     return {
         key: own.get(key)
         for key in sorted({*own, *default})
@@ -324,8 +352,8 @@ def changes(cell: Cell) -> dict[str, object]:
 _MISSING = object()
 
 
-def _flat(config: ConfigDict) -> dict[str, object]:
-    """JSON values by dotted key."""
+def flat(config: ConfigDict) -> dict[str, object]:
+    """A config's JSON values by dotted key."""
     found: dict[str, object] = {}
     open_ = [("", json.loads(config.to_json_best_effort()))]
     while open_:
@@ -348,9 +376,17 @@ def jobs(names: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
             near = get_close_matches(name, CELLS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"--run={name}: no such cell; {hint}--list shows them")
+    most = max(c.seeds for c in CELLS.values() if "all" in names or c.name in names)
+    if not set(seeds) <= set(range(most)):
+        raise ValueError(
+            f"--seed={list(seeds)}: these cells have the seeds {list(range(most))}; the grid says "
+            "how many runs there are before they are run"
+        )
     found = []
     for group in GROUPS:
         chosen = [cell for cell in group if "all" in names or cell.name in names]
-        asked = [(c.name, seed) for c in chosen for seed in (seeds or range(c.seeds))]
+        asked = [
+            (c.name, seed) for c in chosen for seed in range(c.seeds) if not seeds or seed in seeds
+        ]
         found += sorted(asked, key=lambda job: job[1])  # stable: cells stay in order
     return found

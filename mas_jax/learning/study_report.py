@@ -3,12 +3,15 @@
 Must not know: how a cell is run.
 """
 
+import functools
 from pathlib import Path
 
 from mas_jax.evaluation import study as records
 from mas_jax.evaluation.report import Grid, to_markdown
+from mas_jax.learning import study_freeze
 from mas_jax.learning.study_grid import AXES, CELLS, TEACHER_CELL
 
+BUDGETS = {"searches": 1.4, "tokens": 200.0}  # of a workflow, at which systems are compared
 # (first, second): is the first better?
 CLAIMS = (
     (TEACHER_CELL, "cascade_base"),
@@ -26,7 +29,22 @@ CLAIMS = (
     ("opd", "answerer_by_context"),
     ("outcome_and_opd", "opd"),
     ("outcome_and_opd", "searcher_outcome"),
-    ("opd", "opd_beta_0.01"),
+    ("opd", "cascade_rl_compute"),
+    *(
+        ("opd", other)
+        for other in (
+            "opd_beta_0.003",
+            "opd_beta_0.01",
+            "opd_beta_0.03",
+            "opd_group_4",
+            "opd_group_16",
+            "opd_exact",
+            "opd_forward_kl",
+            "opd_mixed_kl",
+        )
+    ),
+    ("opd", "tree_grpo_long"),
+    ("opd", "search_r1_grpo_long"),
     ("opd", "critic_100"),
     ("opd", "critic_length"),
     ("opd", "critic_90"),
@@ -67,26 +85,55 @@ def listing(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def grids(results: Path) -> list[Grid]:
-    """Every cell that was run, the claims of the main world, the axes."""
-    runs = records.read(results)
+# the cells whose training a cell's policy needed beside its own
+SOURCES = {
+    name: sorted({cell.teacher, cell.policy} - {"", "own", "start"}) for name, cell in CELLS.items()
+}
+
+
+def read(results: Path, frozen: Path) -> records.Runs:
+    """The records. Raises: ValueError for one of a cell that was frozen otherwise or not at all."""
+    runs, cells = records.read(results), study_freeze.read(frozen)["cells"]
+    for name, seeds in runs.items():
+        for seed, record in seeds.items():
+            if name not in cells or record["frozen"] != study_freeze.digest(cells[name]):
+                raise ValueError(
+                    f"the record of {name}, seed {seed}, in {results} is of no cell of {frozen}; "
+                    "move it elsewhere"
+                )
+    return runs
+
+
+def grids(runs: records.Runs) -> list[Grid]:
+    """Every cell that was run, its families, the claims of the main world, the axes."""
     main = [name for name, cell in CELLS.items() if not cell.axis]
     axes = [name for name, cell in CELLS.items() if cell.axis]
-    title = "less, avg@4 in points; the interval is over seeds, or over questions where one ran"
+    less = "less second, points of avg@4; interval over seeds, or over questions where one ran"
+    found = [
+        records.cell_grid(
+            runs, main, SOURCES, budgets=BUDGETS, title="Cells of the main world, means over seeds"
+        ),
+        records.family_grid(runs, main, title="avg@4 of the families"),
+        records.comparison_grid(runs, CLAIMS, title=f"First {less}"),
+    ]
+    for kind, budget in BUDGETS.items():
+        found.append(
+            records.comparison_grid(
+                runs, CLAIMS, title=f"At {budget:g} {kind} a workflow: first {less}",
+                values=functools.partial(records.at_spend, kind=kind, budget=budget),
+            )
+        )  # fmt: skip
     return [
-        records.cell_grid(runs, main, title="Cells of the main world, means over seeds"),
-        records.comparison_grid(runs, CLAIMS, title=f"First {title}"),
-        records.comparison_grid(
-            runs, CLAIMS, title=f"At equal searches: first {title}", play="searches"
-        ),
-        records.comparison_grid(
-            runs, CLAIMS, title=f"At equal tokens: first {title}", play="tokens"
-        ),
-        records.cell_grid(runs, axes, title="Cells on the axes of the world"),
-        records.comparison_grid(runs, AXIS_CLAIMS, title=f"On the axes: first {title}"),
+        *found,
+        records.cell_grid(runs, axes, SOURCES, budgets=BUDGETS, title="Cells on the axes"),
+        records.family_grid(runs, axes, title="avg@4 of the families on the axes"),
+        records.comparison_grid(runs, AXIS_CLAIMS, title=f"On the axes: first {less}"),
     ]
 
 
-def tables(results: Path) -> str:
-    """The grids as Markdown, empty ones left out."""
-    return "\n".join(to_markdown(grid) for grid in grids(results) if grid.rows)
+def tables(runs: records.Runs) -> str:
+    """The grids as Markdown, empty ones left out, and what all runs took."""
+    every = [record for seeds in runs.values() for record in seeds.values()]
+    seconds = sum(r["train_s"] + r["evaluation_accelerator_s"] for r in every)
+    text = "\n".join(to_markdown(grid) for grid in grids(runs) if grid.rows)
+    return f"{text}\n{len(every)} runs, {seconds / 3600:.1f} hours of one core\n"

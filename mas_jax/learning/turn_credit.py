@@ -37,7 +37,8 @@ def outcome(
         return correct
     is_valid = search.is_well_formed(agent)
     if row.outcome == "format_tiers":
-        return search.format_tiers(correct, is_valid)
+        is_answered = bool(agent.turns) and agent.turns[-1].action == "answer"
+        return search.format_tiers(correct, is_valid, is_answered)
     question = sources.questions[episode.question]
     f1 = token_f1(episode.predictions[0], question.golden_answers)
     if row.outcome == "f1_or_format":

@@ -34,13 +34,16 @@ def is_well_formed(agent: Trace) -> bool:
     return bool(actions) and actions[-1] == "answer" and "invalid" not in actions
 
 
-def format_tiers(correct: float, is_valid: bool) -> float:
-    """1 if correct and valid, 0.8 if correct alone, 0.2 if valid alone, 0.1 if neither.
+def format_tiers(correct: float, is_valid: bool, is_answered: bool) -> float:
+    """1 if correct and valid, 0.8 if correct alone, 0.2 if valid alone, 0.1 for another answer, 0
+    without one.
 
-    `correct` between 0 and 1 lies between its tiers. Source: Search-R1 v0.3, qa_em_format.py; its
-    retrieval score is 0 there by default. The 0.1 is what the published scorer means to give and
-    does not (METHODS 4.1).
+    `correct` between 0 and 1 lies between its tiers. Source: Search-R1 v0.3, qa_em_format.py, and
+    Tree-GRPO's scripts; the retrieval score is 0 there by default. The 0.1 and 0 are what the
+    published scorer means to give and does not (METHODS 4.1).
     """
+    if not is_answered:
+        return 0.0
     high, low = (1.0, 0.2) if is_valid else (0.8, 0.1)
     return low + (high - low) * correct
 

@@ -79,21 +79,6 @@ def judged(
     return math.nan if score is None else valid + right * correct + expert * score
 
 
-def answer_format(trace: Trace, *, correct: float) -> float:
-    """1.0 if the single agent answered without an invalid action; else 0.5 for a wrong answer, and
-    0.0 for a right one or none.
-
-    With weight 0.2 the reward is 1 for right and well formed, 0.8 for right, 0.2 for well formed,
-    0.1 for an answer and 0 for none.
-    Source: Search-R1's qa_em_format.py with structure_format_score 0.2 and final_format_score 0.1,
-    as in Tree-GRPO's scripts. Deviation: well formed is judged by actions, not by text.
-    """
-    is_answered = bool(trace.turns) and trace.turns[-1].action == "answer"
-    if is_answered and not _num_actions(trace, "invalid"):
-        return 1.0
-    return 0.5 if is_answered and correct != 1.0 else 0.0
-
-
 def combine(correct: float, term: float, *, weight: float) -> float:
     """Reward (1 - weight) * correct + weight * term; the paper's weight is 0.1."""
     if not 0.0 <= weight <= 1.0:
