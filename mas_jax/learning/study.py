@@ -133,7 +133,7 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     config = make_config(cell, seed)
     lab.change(config)
     start = start_directory(cell.start)
-    config.model.checkpoint = str(start)
+    config.model.checkpoint = f"asset:{cell.start}_policy"  # in any checkout the same
     if cell.teacher:
         config.teacher.checkpoint = str(_policy(lab, cell.teacher, seed))
     if cell.policy == "own":
