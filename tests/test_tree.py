@@ -144,6 +144,19 @@ def test_each_node_of_a_tree_stands_once_among_those_to_draw_from():
     assert found == [(0, trunk[1]), (1, trunk[1]), (2, trunk[1]), (2, again[1])]
 
 
+def test_a_replay_that_strays_is_our_bug_and_never_the_worlds():
+    script = Leaves()
+    trunk = tree.Tape(script.world)
+    asyncio.run(rollout.play_episode(QUESTION, 0, make_team("single"), world=trunk.world, run=RUN))
+    (_, answer), *_ = trunk.before(1)
+    forged = tree.Tape(script.world, [((1, 2, 3), answer)])  # another prompt had that answer
+    episode = asyncio.run(
+        rollout.play_episode(QUESTION, 1, make_team("single"), world=forged.world, run=RUN)
+    )
+    assert forged.strayed and not trunk.strayed
+    assert episode.failure is None
+
+
 def test_a_template_that_rewrites_the_past_is_played_again_strand_by_strand():
     def says(key):
         return f"<think>\nwhy {key.rollout}\n</think>\n\n" + three_turns(key)
