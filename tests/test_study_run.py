@@ -34,7 +34,7 @@ def test_an_untrained_cell_leaves_a_record_of_all_plays(lab):
     for name in (
         "tokens_120",
         "tokens_200",
-    ):  # few questions, whose draws differ from the free ones
+    ):
         assert records.spent(record, name, "tokens") <= 1.2 * free_tokens
     assert record["training"]["training_tokens"] == 0
     assert record["curves"] == {}
