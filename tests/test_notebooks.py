@@ -1,9 +1,14 @@
 """Notebooks run from top to bottom, with the records that are shipped."""
 
+import re
+
 import nbformat
 import pytest
 from conftest import ROOT
 from nbclient import NotebookClient
+
+from mas_jax.evaluation import study as records
+from mas_jax.learning import study_report
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -36,3 +41,15 @@ def test_is_kept_without_outputs(path):
 def test_a_small_team_is_trained_live(monkeypatch):
     monkeypatch.setenv("RETRAIN", "1")
     assert "after 3 updates" in run(ROOT / "notebooks" / "ablations.ipynb")[-1]
+
+
+def test_the_text_says_what_the_records_say():
+    # rows such as | ... `opd` - `no_signal` ... | ... | +4.1 [1.0, 7.2] | 3 | ... |
+    runs = study_report.read(ROOT / "notebooks" / "results", ROOT / "notebooks" / "frozen.json")
+    text = (ROOT / "notebooks" / "STUDY.md").read_text()
+    rows = re.findall(r"^\|.*?`(\S+)` - `(\S+)`.*\| ([+-][\d.]+ \[.*?\]) \| (\d+) \|", text, re.M)
+    for first, second, points, seeds in rows:
+        found = records.compare(runs, first, second)
+        assert (points, int(seeds)) == (records.shown(found), len(found.seeds)), (first, second)
+    assert len(rows) >= 8 or not runs
+    assert len(text.splitlines()) <= 120  # two pages

@@ -272,6 +272,9 @@ OTHERS = (
     _student("outcome_and_opd", "Searcher on the outcome and OPD", 3,
              _both(_outcome, _searcher(advantages=("group", "distillation")))),
     _student("opd_beta_0.01", "OPD, beta 0.01 as in the paper", 3, _searcher(beta=0.01)),
+    # added after two seeds of searcher_outcome, whose Searchers came to search twice for everything
+    _student("outcome_without_bonus", "Searcher on exact match alone, no reward for searching", 3,
+             _both(_outcome, _searcher(behaviour="none"))),
 )  # fmt: skip
 
 CRITICS = (

@@ -24,6 +24,8 @@ CLAIMS = (
     ("opd", "untrained_teacher"),
     ("searcher_outcome", "no_signal"),
     ("searcher_outcome", "hierarchy_base"),
+    ("outcome_without_bonus", "searcher_outcome"),
+    ("opd", "outcome_without_bonus"),
     ("untrained_teacher", "hierarchy_base"),
     ("opd", "cascade_rl_long"),
     ("opd", "answerer_by_context"),
