@@ -164,6 +164,17 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Judgement:
+    """A judge's score of the Searcher at a path, in [0, 1], None where it failed; tokens that the
+    judge read and wrote, 0 where it is no language model or its answer was there already."""
+
+    path: str
+    score: float | None
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Episode:
     """One play of one question by one team.
 
@@ -172,8 +183,8 @@ class Episode:
     failed_searches: of these, how many the retriever failed. turns_used: by Leader and Searchers.
     outcome: "answered", or what kept the policy from answering ("invalid", "no turns", "context").
     "failure": the world failed before that was known. retrieved: id and title of each passage
-    that a search found, each once, sorted. judgements: of each Searcher's work, by path, where a
-    judge was asked: in [0, 1], None where it failed. tree: the tree of the question that it is a
+    that a search found, each once, sorted. judgements: of each Searcher's work, where a judge was
+    asked. tree: the tree of the question that it is a
     leaf of, None for an episode of its own; shared_turns: its first ones that another leaf of the
     tree played, tokens, searches and all, and that counts and traces here hold again.
     """
@@ -191,6 +202,6 @@ class Episode:
     outcome: str
     failure: Failure | None = None
     retrieved: tuple[tuple[str, str], ...] = ()
-    judgements: tuple[tuple[str, float | None], ...] = ()
+    judgements: tuple[Judgement, ...] = ()
     tree: int | None = None
     shared_turns: int = 0

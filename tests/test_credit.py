@@ -1,5 +1,6 @@
 """Rewards by the role programme, groups and their advantages, and what is left out of them."""
 
+import itertools
 import math
 import random
 from collections import defaultdict
@@ -11,7 +12,7 @@ from evaluation_episodes import make_episode, make_trace, random_episode
 
 from mas_jax.learning.credit import credit
 from mas_jax.learning.programme import Row
-from mas_jax.records import Failure, FailureKind
+from mas_jax.records import Failure, FailureKind, Judgement
 
 ROW = Row(
     trained=True, advantages=("group",), tree_form="sum", correct="mean", behaviour="none",
@@ -271,7 +272,8 @@ def searched(rollout, scores, *, correct=0.0, uid="q", steps=ONE_SEARCH):
     paths = [f"leader/w1.s{i}" for i in range(1, len(scores) + 1)]
     traces = [make_trace("searcher", steps, path=path) for path in paths]
     made = episode(uid, rollout, traces=traces, correct=(correct,))
-    return replace(made, judgements=tuple(zip(paths, scores, strict=True)))
+    judgements = itertools.starmap(Judgement, zip(paths, scores, strict=True))
+    return replace(made, judgements=tuple(judgements))
 
 
 def test_a_searcher_is_rewarded_by_format_team_and_judge_by_hand():

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mas_jax.evaluation import episode_json, records_file, run
 from mas_jax.evaluation.records_file import Plan
-from mas_jax.records import Episode, Failure, FailureKind, Question, StopReason
+from mas_jax.records import Episode, Failure, FailureKind, Judgement, Question, StopReason
 
 PLAN = make_plan({"a": 2, "b": 1}, num_runs=2, temperature=1.0, stop=("x", "y"))
 
@@ -105,7 +105,10 @@ def test_every_episode_survives_json_exactly():
 
 
 def test_judgements_survive_json_and_older_files_have_none():
-    judged = replace(make_episode("a0", 0), judgements=(("leader/w1.s1", 0.7), ("s", None)))
+    judged = replace(
+        make_episode("a0", 0),
+        judgements=(Judgement("leader/w1.s1", 0.7, 9, 2), Judgement("s", None)),
+    )
     value = json.loads(json.dumps(episode_json.to_json(judged)))
     assert episode_json.from_json(value) == judged
     del value["judgements"]

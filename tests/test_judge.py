@@ -32,7 +32,7 @@ from mas_jax.data.world import make_world
 from mas_jax.data.world_facts import draw_parts
 from mas_jax.data.world_text import RELATIONS
 from mas_jax.learning import assembly, loop, pipeline
-from mas_jax.records import SampleKey, WorldError
+from mas_jax.records import Judgement, SampleKey, WorldError
 from mas_jax.sampling.api import Client
 
 KEY = SampleKey(3, "train", 7, "toy/1", 0, "leader/w1.s2/judge", 0)
@@ -51,14 +51,15 @@ def world():
 
 
 def say(judge, job=JOB, key=KEY):
-    return asyncio.run(judge(job, key=key))
+    return asyncio.run(judge(job, key=key)).score
 
 
 def say_all(judge, job, keys):
     """Scores of one job under many keys, asked for at once."""
 
     async def main():
-        return await asyncio.gather(*(judge(job, key=key) for key in keys))
+        found = await asyncio.gather(*(judge(job, key=key) for key in keys))
+        return [judgement.score for judgement in found]
 
     return asyncio.run(main())
 
@@ -338,7 +339,7 @@ def test_a_stage_with_a_judge_trains_and_counts_what_the_judge_did(start, tmp_pa
     async def judge(job, *, key):
         asked.append((key, job))
         if key.question == asked[0][0].question and key.rollout == 0:
-            return None if len(asked) % 2 else 1 / 0
+            return Judgement(job.path, None) if len(asked) % 2 else 1 / 0
         return await truth(job, key=key)
 
     stage = dataclasses.replace(stage, world=dataclasses.replace(stage.world, judge=judge))

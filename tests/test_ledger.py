@@ -9,6 +9,7 @@ from evaluation_episodes import make_episode, make_trace, random_episode
 from mas_jax.evaluation import ledger, report
 from mas_jax.evaluation.ledger import Entry, play_entries, training_entries
 from mas_jax.evaluation.statistics import cost_per_workflow, critical_steps, score_episode
+from mas_jax.records import Judgement
 
 
 def hierarchy_episode():
@@ -152,3 +153,13 @@ def test_the_table_divides_by_the_workflows_and_sums_stages_and_parts():
     assert "| --- | --- | ---: |" in report.to_markdown(table)
     with pytest.raises(ValueError, match="num_workflows=0"):
         ledger.grid(entries, title="cost", num_workflows=0, are_parts=True)
+
+
+def test_a_judges_tokens_are_a_row_of_their_own():
+    judged = replace(
+        make_episode("a0", 0),
+        judgements=(Judgement("s1", 0.5, 30, 4), Judgement("s2", None, 20, 1)),
+    )
+    entries = play_entries("x", [judged], accelerator_s=0.0)
+    (entry,) = [entry for entry in entries if entry.role == ledger.JUDGE]
+    assert (entry.input_tokens, entry.output_tokens, entry.searches) == (50, 5, 0)

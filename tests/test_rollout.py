@@ -10,7 +10,15 @@ from scripted_team import CharTokenizer, Script, cut, make_team
 from mas_jax.agents import rollout
 from mas_jax.agents.rollout import Limits, TooManyFailures
 from mas_jax.agents.setting import Run
-from mas_jax.records import FailureKind, Passage, Question, Sample, SearchFailure, WorldError
+from mas_jax.records import (
+    FailureKind,
+    Judgement,
+    Passage,
+    Question,
+    Sample,
+    SearchFailure,
+    WorldError,
+)
 
 RUN = Run(seed=0, purpose="train", step=0)
 PATIENT = Limits(concurrent=8, failure_frac=1.0, min_episodes=1)
@@ -403,10 +411,12 @@ def test_each_searchers_work_is_judged_once_and_at_once_after_the_play():
         if len(asked) == 2:
             at_once.set()
         await at_once.wait()
-        return {"one": 0.25, "two": 1}[job.subtask]
+        return Judgement(job.path, {"one": 0.25, "two": 1}[job.subtask], 9, 2)
 
     (episode,) = play(jobs(1), make_team("hierarchy"), failing(script, judge=judge))
-    assert episode.judgements == (("leader/w1.s1", 0.25), ("leader/w1.s2", 1))
+    assert episode.judgements == (
+        Judgement("leader/w1.s1", 0.25, 9, 2), Judgement("leader/w1.s2", 1, 9, 2)
+    )  # fmt: skip
     assert (episode.reward, episode.failure) == (1.0, None)
     (first, key), (second, _) = sorted(asked, key=lambda pair: pair[0].path)
     assert (first.question, first.path, first.report) == ("who 0", "leader/w1.s1", "x")
@@ -421,27 +431,30 @@ def test_each_searchers_work_is_judged_once_and_at_once_after_the_play():
 MUTE = {
     "raises": raising(RuntimeError("boom")),
     "api is down": raising(WorldError(FailureKind.API, "429")),
-    "cannot be read": giving(None),
-    "is nan": giving(float("nan")),
-    "is above 1": giving(7.0),
+    "cannot be read": giving(Judgement("leader/w1.s1", None)),
+    "is nan": giving(Judgement("leader/w1.s1", float("nan"))),
+    "is above 1": giving(Judgement("leader/w1.s1", 7.0)),
     "is text": giving("7"),
+    "is of another": giving(Judgement("leader/w1.s2", 0.5)),
 }
 
 
 @pytest.mark.parametrize("fault", MUTE)
 def test_a_failed_judgement_costs_its_score_and_not_the_episode(fault):
     async def judge(job, *, key):
-        return 0.5 if job.subtask == "two" else await MUTE[fault](job, key=key)
+        if job.subtask == "two":
+            return Judgement(job.path, 0.5)
+        return await MUTE[fault](job, key=key)
 
     strict = dataclasses.replace(PATIENT, failure_frac=0.0)
     world = failing(Script(WAVE), judge=judge)
     (episode,) = play(jobs(1), make_team("hierarchy"), world, strict)
-    assert episode.judgements == (("leader/w1.s1", None), ("leader/w1.s2", 0.5))
+    assert episode.judgements == (Judgement("leader/w1.s1", None), Judgement("leader/w1.s2", 0.5))
     assert (episode.reward, episode.failure, episode.correct) == (1.0, None, (1.0,))
 
 
 def test_a_judge_that_judges_nothing_stops_the_run():
-    world = failing(Script(WAVE), judge=giving(None))
+    world = failing(Script(WAVE), judge=raising(OSError("gone")))
     limits = Limits(concurrent=2, failure_frac=0.5, min_episodes=4)
     with pytest.raises(TooManyFailures, match="judge: 4, such as 'every judgement of an episode"):
         play(jobs(9), make_team("hierarchy"), world, limits)
@@ -452,7 +465,7 @@ def test_a_failed_episode_and_a_searcher_that_said_nothing_are_not_judged():
 
     async def judge(job, *, key):
         asked.append(job.path)
-        return 1.0
+        return Judgement(job.path, 1.0)
 
     lost = failing(Script(SAYS), reward=raising(OSError("gone")), judge=judge)
     (episode,) = play(jobs(1), make_team("cascade"), lost)
@@ -460,7 +473,7 @@ def test_a_failed_episode_and_a_searcher_that_said_nothing_are_not_judged():
     # the report of an invalid Searcher is empty, and judged; with no turn there was none
     script = Script({**SAYS, ("searcher", 0): "?", ("searcher", 1): "?"})
     (episode,) = play(jobs(1), make_team("cascade"), failing(script, judge=judge))
-    assert episode.judgements == (("searcher", 1.0),)
+    assert episode.judgements == (Judgement("searcher", 1.0),)
     team = make_team("cascade")
     none = dataclasses.replace(team, budgets=dataclasses.replace(team.budgets, turns=0))
     (episode,) = play(jobs(1), none, failing(Script(SAYS), judge=judge))

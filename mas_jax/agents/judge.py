@@ -1,7 +1,7 @@
 """Judges of a subtask's execution: a language model's score, and the toy world's truth.
 
-A judge is `await judge(job, *, key)`: a score in [0, 1], or None where the judge's words hold none,
-which is a failure and never 0.0. What it raises is one too, at the boundary in `rollout.py`.
+A judge is `await judge(job, *, key)`: a Judgement, whose score is None where the judge's words hold
+none, which is a failure and never 0.0. What it raises is one too, at the boundary in `rollout.py`.
 Must not know: engines and endpoints (`sample` and `complete` are handed in), rewards.
 """
 
@@ -17,9 +17,9 @@ from mas_jax.agents.setting import JudgeJob
 from mas_jax.data.world import World
 from mas_jax.data.world_facts import Fact, draw_parts
 from mas_jax.data.world_text import parse_ask, parse_statement
-from mas_jax.records import Passage, SampleKey, Stop
+from mas_jax.records import Judgement, Passage, SampleKey, Stop
 
-Judge = Callable[..., Awaitable[float | None]]  # (job, *, key)
+Judge = Callable[..., Awaitable[Judgement]]  # (job, *, key)
 
 BEST = 10  # the score that is worth 1.0
 _NUMBER = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*"
@@ -62,14 +62,16 @@ def policy_judge(
     def fits(text: str) -> bool:
         return len(Conversation(chat, text).prompt()) + max_tokens <= context
 
-    async def judge(job: JudgeJob, *, key: SampleKey) -> float | None:
+    async def judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
         text = written(job, prompt, fits)
+        asked = Conversation(chat, text).prompt()
         (said,) = await sample(
-            Conversation(chat, text).prompt(), key=key, policy=policy, n=1, max_tokens=max_tokens,
+            asked, key=key, policy=policy, n=1, max_tokens=max_tokens,
             temperature=0.0, top_p=1.0, top_k=0, stop=stop,
         )  # fmt: skip
         tokens = [token for token in said.tokens if token not in chat.tokenizer.stop_ids]
-        return parse_score(chat.tokenizer.decode(tokens))
+        score = parse_score(chat.tokenizer.decode(tokens))
+        return Judgement(job.path, score, len(asked), len(said.tokens))
 
     return judge
 
@@ -85,13 +87,15 @@ def api_judge(
     """An endpoint's score through `complete` of `sampling/api.py`, at temperature 0. A refusal is
     no score."""
 
-    async def judge(job: JudgeJob, *, key: SampleKey) -> float | None:
+    async def judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
         text = written(job, prompt, lambda text: len(text) <= max_chars)
         said = await complete(
             [{"role": "user", "content": text}],
             model=model, temperature=0.0, max_tokens=max_tokens,
         )  # fmt: skip
-        return None if said.refusal is not None else parse_score(said.text)
+        score = None if said.refusal is not None else parse_score(said.text)
+        spent = (0, 0) if said.is_cached else (said.input_tokens, said.output_tokens)
+        return Judgement(job.path, score, *spent)
 
     return judge
 
@@ -127,10 +131,10 @@ def length_judge(world: World, *, accuracy: float, bias: float, full_words: int)
     full_words, at most 1. What is long is liked for that alone."""
     is_right = make_truth(world)
 
-    async def judge(job: JudgeJob, *, key: SampleKey) -> float | None:
+    async def judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
         verdict = is_right(job.subtask, job.report) == (_uniform(key) < accuracy)
         length = min(len(job.report.split()) / full_words, 1.0)
-        return (1.0 - bias) * verdict + bias * length
+        return Judgement(job.path, (1.0 - bias) * verdict + bias * length)
 
     return judge
 

@@ -18,6 +18,7 @@ from mas_jax.records import (
     Episode,
     Failure,
     FailureKind,
+    Judgement,
     Passage,
     Question,
     Sample,
@@ -131,19 +132,19 @@ async def play_episode(
     )
 
 
-async def _judge(state: Play) -> tuple[tuple[str, float | None], ...]:
-    """The judgement of each finished subtask by path, asked for at once; None for a failed one."""
+async def _judge(state: Play) -> tuple[Judgement, ...]:
+    """The judgement of each finished subtask, asked for at once, in order of paths."""
 
-    async def score(job: JudgeJob) -> tuple[str, float | None]:
+    async def score(job: JudgeJob) -> Judgement:
         key = SampleKey(
             **vars(state.run), question=state.question.uid, rollout=state.rollout,
             path=f"{job.path}/judge", turn=0,
         )  # fmt: skip
         try:
-            return job.path, await state.world.judge(job, key=key)
+            return await state.world.judge(job, key=key)
         except WorldError as error:
             logging.warning("%s of %s has no judgement: %s", job.path, state.question.uid, error)
-            return job.path, None
+            return Judgement(job.path, None)
 
     return tuple(await run_all(score(job) for job in sorted(state.jobs, key=lambda j: j.path)))
 
@@ -153,7 +154,7 @@ def _failure(episode: Episode) -> Failure | None:
     failed."""
     if episode.failure is None and 0 < episode.num_searches == episode.failed_searches:
         return Failure(FailureKind.RETRIEVER, "every search of an episode failed")
-    scores = [score for _, score in episode.judgements]
+    scores = [judgement.score for judgement in episode.judgements]
     if episode.failure is None and scores and set(scores) == {None}:
         return Failure(FailureKind.JUDGE, "every judgement of an episode failed")
     return episode.failure
@@ -201,9 +202,11 @@ def guarded(world: World) -> World:
             lambda values: _checked_rewards(values, len(predictions)),
         )
 
-    async def judge(job: JudgeJob, *, key: SampleKey) -> float | None:
+    async def judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
         return await _boundary(
-            FailureKind.JUDGE, lambda: world.judge(job, key=key), _checked_judgement
+            FailureKind.JUDGE,
+            lambda: world.judge(job, key=key),
+            lambda judgement: _check_judgement(judgement, job.path),
         )
 
     return World(sample, search, reward, judge=None if world.judge is None else judge)
@@ -247,10 +250,12 @@ def _check_results(
     return results
 
 
-def _checked_judgement(score: float | None) -> float | None:
-    if score is not None and not 0.0 <= score <= 1.0:
-        raise ValueError(f"judgement {score} is outside [0, 1]")
-    return None if score is None else float(score)
+def _check_judgement(judgement: Judgement, path: str) -> Judgement:
+    if judgement.path != path:
+        raise ValueError(f"a judgement of {judgement.path!r} for {path!r}")
+    if judgement.score is not None and not 0.0 <= judgement.score <= 1.0:
+        raise ValueError(f"judgement {judgement.score} is outside [0, 1]")
+    return judgement
 
 
 def _checked_rewards(values: Sequence[float], num_predictions: int) -> tuple[float, ...]:

@@ -96,8 +96,8 @@ class World:
     sample(prompt, *, key, policy, n, max_tokens, temperature, top_p, top_k, stop) -> [Sample] * n;
     search(queries, k) -> one list of at most k Passages, or a SearchFailure, for each query;
     reward(question, predictions) -> one float for each prediction;
-    judge(job, *, key) -> a score in [0, 1], or None for a judgement that says none; a failure of it
-    costs that score, not the episode. Without it nobody's work is judged.
+    judge(job, *, key) -> a Judgement of the job's path; a failure of it costs that score, not the
+    episode. Without it nobody's work is judged.
     """
 
     sample: Callable[..., Awaitable]

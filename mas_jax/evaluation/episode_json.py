@@ -11,6 +11,7 @@ from mas_jax.records import (
     Episode,
     Failure,
     FailureKind,
+    Judgement,
     StopReason,
     Trace,
     Turn,
@@ -26,6 +27,7 @@ def to_json(episode: Episode) -> dict:
     return {
         **vars(episode),
         "traces": [_trace_to_json(trace) for trace in episode.traces],
+        "judgements": [vars(judgement) for judgement in episode.judgements],
         "failure": failure and {"kind": failure.kind.value, "message": failure.message},
     }
 
@@ -40,7 +42,7 @@ def from_json(value: dict) -> Episode:
             "predictions": tuple(value["predictions"]),
             "correct": tuple(value["correct"]),
             "retrieved": tuple(map(tuple, value.get("retrieved", ()))),
-            "judgements": tuple(map(tuple, value.get("judgements", ()))),
+            "judgements": tuple(Judgement(**found) for found in value.get("judgements", ())),
             "failure": failure and Failure(FailureKind(failure["kind"]), failure["message"]),
         }
     )

@@ -13,6 +13,7 @@ from mas_jax.evaluation.statistics import count_input_tokens, shared_turns
 from mas_jax.records import Episode
 
 _ALL = "all"
+JUDGE = "judge"  # no role of a team; its tokens are in judgements, not in traces
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ def play_entries(
             searches[role] += sum(turn.action == "search" for turn in turns)
             input_tokens[role] += count_input_tokens(own) - sum(turn.start for turn in shared)
             output_tokens[role] += sum(turn.end - turn.start for turn in turns)
+        for judgement in episode.judgements:
+            searches[JUDGE] += 0  # has an entry, though it may have said nothing
+            input_tokens[JUDGE] += judgement.input_tokens
+            output_tokens[JUDGE] += judgement.output_tokens
     work = {role: input_tokens[role] + output_tokens[role] for role in sorted(searches)}
     shares = _apportioned(accelerator_s, work)
     return tuple(

@@ -20,6 +20,7 @@ from mas_jax.learning.programme import TEACHER
 from mas_jax.records import ROLES, Episode
 
 NOBODY = "nobody"  # stands for the role "" of the ledger
+_WHO = (*ROLES, ledger.JUDGE, NOBODY)
 _FIELDS = ("searches", "input_tokens", "output_tokens", "training_tokens", "accelerator_s")
 
 
@@ -38,8 +39,8 @@ def of_step(
         )
     )
     own = {entry.role or NOBODY: entry for entry in entries}
-    names = [f"{role}/{field}" for role in (*ROLES, NOBODY) for field in _FIELDS]
-    values = [getattr(own.get(role), field, 0) for role in (*ROLES, NOBODY) for field in _FIELDS]
+    names = [f"{role}/{field}" for role in _WHO for field in _FIELDS]
+    values = [getattr(own.get(role), field, 0) for role in _WHO for field in _FIELDS]
     # jax gathers in single precision: enough for a step, not for the sums of a run
     by_host = multihost_utils.process_allgather(np.asarray(values, np.float32))
     summed = np.reshape(by_host, (-1, len(values))).sum(axis=0, dtype=np.float64)

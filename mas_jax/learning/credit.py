@@ -144,7 +144,7 @@ def reward(episode: Episode, agent: Trace, row: Row, sources: Sources | None = N
 
 
 def _judgement(episode: Episode, agent: Trace) -> float | None:
-    scores = dict(episode.judgements)
+    scores = {judgement.path: judgement.score for judgement in episode.judgements}
     if agent.path not in scores:
         raise ValueError(
             f"{agent.path} of {episode.question!r}, rollout {episode.rollout}, was not judged; "

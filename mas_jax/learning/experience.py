@@ -76,7 +76,7 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     values |= {f"rollout/{name}": value for name, value in cost_per_workflow(scores).items()}
     kinds = Counter(score.failure for score in scores if score.failure)
     values |= {f"rollout/errors/{kind}": float(number) for kind, number in kinds.items()}
-    judged = [score for episode in episodes for _, score in episode.judgements]
+    judged = [judgement.score for episode in episodes for judgement in episode.judgements]
     if judged:
         values["rollout/judgements"] = float(len(judged))
         values["rollout/errors/judge"] = values.get("rollout/errors/judge", 0.0)
