@@ -13,22 +13,24 @@ from mas_jax.learning import study_report
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def run(path) -> list[str]:
-    """What the cells of a notebook print, cell by cell; an exception in one is raised here."""
+def run(path) -> tuple[list[str], int]:
+    """What the cells of a notebook print, cell by cell, and how many pictures they show; an
+    exception in one is raised here."""
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": path.parent}}
     NotebookClient(notebook, timeout=900, resources=where).execute()
-    return [
-        "".join(output.get("text", "") for output in cell.outputs)
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    ]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    texts = ["".join(output.get("text", "") for output in cell.outputs) for cell in cells]
+    shown = [output.get("data", {}) for cell in cells for output in cell.outputs]
+    return texts, sum("image/png" in data for data in shown)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_from_top_to_bottom(path, monkeypatch):
     monkeypatch.delenv("RETRAIN", raising=False)
-    assert any("runs of" in text for text in run(path))
+    texts, num_pictures = run(path)
+    assert any("runs of" in text for text in texts)
+    assert num_pictures == 6
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -40,7 +42,7 @@ def test_is_kept_without_outputs(path):
 @pytest.mark.slow
 def test_a_small_team_is_trained_live(monkeypatch):
     monkeypatch.setenv("RETRAIN", "1")
-    assert "after 3 updates" in run(ROOT / "notebooks" / "ablations.ipynb")[-1]
+    assert "after 3 updates" in run(ROOT / "notebooks" / "ablations.ipynb")[0][-1]
 
 
 def test_the_text_says_what_the_records_say():

@@ -75,17 +75,20 @@ def learning_curves(path: str | Path, curves: Sequence[Curve], *, quantity: str)
 
 
 def accuracy_against_cost(
-    path: str | Path, points: Sequence[Point], *, accuracy: str, cost: str
-) -> Figure:
+    path: str | Path, points: Sequence[Point], *, accuracy: str, cost: str,
+    bars: str = "95% interval",
+) -> Figure:  # fmt: skip
     """A PNG at `path`, and an SVG, with a labelled marker and its interval for each system.
 
-    accuracy: what it is, such as avg@4, shown in %; cost: such as "searches a workflow".
+    accuracy: what it is, such as avg@4, shown in %; cost: such as "searches a workflow"; bars: what
+    runs from a point's low to its high.
     Raises: ValueError if the path does not end in .png.
     """
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = _make_figure(1, size=(6.0, 4.2))
         looks = looks_of([point.label for point in points])
         _draw_points(axes, points, looks, accuracy=accuracy, cost=cost)
+        axes.set_ylabel(f"{accuracy} (%), bars: {bars}")
         _label_points(axes, points, looks)
         return _save(figure, path)
 

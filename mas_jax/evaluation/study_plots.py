@@ -87,7 +87,7 @@ def differences(found: Mapping[str, Sequence[Comparison | None]]) -> Figure:
     with matplotlib.rc_context(plots.STYLE):
         names = list(dict.fromkeys(_pair(c) for row in found.values() for c in row if c))
         looks = plots.looks_of(names)
-        height = 0.8 + 0.28 * sum(len(row) for row in found.values())
+        height = 1.6 + 0.3 * sum(c is not None for row in found.values() for c in row)
         figure = Figure(figsize=(7.2, height), dpi=110, layout="constrained")
         axes = figure.subplots()
         ticks, y = [], 0.0
