@@ -26,8 +26,10 @@ WORKDIR = flags.DEFINE_string("workdir", "runs/study", "where policies and evalu
 
 def main(argv: list[str]) -> None:
     """Lists, runs or tabulates; a wrong name ends it with one line."""
-    if len(argv) > 1 or not (LIST.value or FREEZE.value or RUN.value or TABLE.value):
-        raise app.UsageError(f"give --list, --run=CELL or --table; unknown arguments {argv[1:]}")
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}")
+    if not (LIST.value or FREEZE.value or RUN.value or TABLE.value):
+        raise app.UsageError("give --list, --run=CELL or --table")
     results = Path(RESULTS.value)
     if LIST.value:
         sys.stdout.write(listing(results))
