@@ -1,7 +1,7 @@
 """The study: `python launch/study.py --list | --freeze | --run=CELL,... --seed=S,... | --table`.
 
-Runs resume, and what has a record in --results is not run again; a cell first runs the cells whose
-policies it reads. `--run=all` is the whole grid, main cells of all seeds first.
+Runs resume, and what has a record in --results is not run again; a cell first trains the policies
+that it reads and that are not there. `--run=all` is the whole grid, main cells of all seeds first.
 """
 
 import logging
@@ -43,7 +43,11 @@ def main(argv: list[str]) -> None:
             raise app.UsageError(str(error)) from error
         _run(jobs, results)
     if TABLE.value:
-        sys.stdout.write(tables(read(results, study_freeze.FILE)))
+        try:
+            runs = read(results, study_freeze.FILE)
+        except ValueError as error:
+            raise app.UsageError(str(error)) from error
+        sys.stdout.write(tables(runs))
 
 
 def _run(jobs: list[tuple[str, int]], results: Path) -> None:

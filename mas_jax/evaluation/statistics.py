@@ -173,6 +173,10 @@ def macro_average(by_dataset: Mapping[str, Mapping[str, float]], name: str) -> f
     return fsum(values[name] for values in by_dataset.values()) / len(by_dataset)
 
 
+# kinds of cost, and which numbers of `cost_per_workflow` each is the sum of
+COSTS = {"searches": ("searches",), "tokens": ("input_tokens", "output_tokens")}
+
+
 def cost_per_workflow(scores: Sequence[EpisodeScore]) -> dict[str, float]:
     """Means over the recorded episodes, failed ones included with what they had spent; 0.0 if none.
 

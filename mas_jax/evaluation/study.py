@@ -15,6 +15,7 @@ import numpy as np
 from mas_jax.evaluation import bootstrap, significance
 from mas_jax.evaluation.bootstrap import Interval
 from mas_jax.evaluation.report import Grid
+from mas_jax.evaluation.statistics import COSTS
 
 Runs = Mapping[str, Mapping[int, Mapping]]  # cell -> training seed -> record
 
@@ -44,7 +45,6 @@ def read(directory: Path) -> Runs:
 
 
 Values = Mapping[str, np.ndarray]  # family -> share of right runs of each question, [Q]
-COSTS = {"searches": ("searches",), "tokens": ("input_tokens", "output_tokens")}  # of a workflow
 
 
 def question_values(record: Mapping, play: str = "free") -> dict[str, np.ndarray]:

@@ -32,7 +32,7 @@ from mas_jax.evaluation import (
 from mas_jax.evaluation.records_file import Plan
 from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.run import Job, Play, evaluate
-from mas_jax.evaluation.statistics import EpisodeScore, score_episode
+from mas_jax.evaluation.statistics import COSTS, EpisodeScore, score_episode
 from mas_jax.files import write_json
 from mas_jax.learning import assembly, cost
 from mas_jax.records import Episode
@@ -52,8 +52,6 @@ class System:
     caps: tuple[tuple[str, int], ...] = ()
 
 
-# the plots of accuracy against cost: what a workflow's cost is the sum of
-COSTS = {"searches": ("searches",), "tokens": ("input_tokens", "output_tokens")}
 # what a cap means: searches stop at it; the action that ends an agent still costs its tokens
 CAPPED = {"searches": "at most {} searches", "tokens": "ending after {} tokens"}
 

@@ -116,11 +116,17 @@ def run(name: str, seed: int, lab: Lab, console: Console) -> dict:
     logger.info("%s, seed %d: %s", name, seed, cell.what)
     ready = _prepare(cell, seed, lab, console)
     directory = lab.directory(name, seed)
-    plays = _play(ready, cell, directory / "evaluation", missing, console)
+    evaluation = directory / "evaluation"
+    before_s = evaluate.accelerator_s(evaluation)
+    plays = _play(ready, cell, evaluation, missing, console)
     if found is None:
         record = _record(ready, cell, seed, directory) | {"plays": plays}
     else:
-        record = dict(found) | {"plays": found["plays"] | plays}
+        spent_s = evaluate.accelerator_s(evaluation) - before_s
+        record = dict(found) | {
+            "plays": found["plays"] | plays,
+            "evaluation_accelerator_s": found["evaluation_accelerator_s"] + spent_s,
+        }
     records.append(lab.results, record)
     return record
 
@@ -129,6 +135,8 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     """Trains what the cell needs and is not there yet, whether or not it has a record."""
     for other in sorted({cell.teacher, cell.policy} - {"", "own", "start"}):
         if not (_policy(lab, other, seed) / "config.json").exists():
+            if lab.frozen is not None:
+                check(lab.frozen, other)
             _prepare(CELLS[other], seed, lab, console)
     config = make_config(cell, seed)
     lab.change(config)
