@@ -19,6 +19,9 @@ LIST = flags.DEFINE_bool("list", False, "the grid: every cell, its seeds, which 
 FREEZE = flags.DEFINE_bool("freeze", False, "add the grid's new cells to the frozen ones")
 RUN = flags.DEFINE_list("run", [], "cells to run, or 'all'")
 SEED = flags.DEFINE_list("seed", [], "training seeds; by default all that the grid gives a cell")
+REHEARSAL = flags.DEFINE_bool(
+    "rehearsal", False, "run shrunk to minutes, all of it in --workdir; no part of the study"
+)
 TABLE = flags.DEFINE_bool("table", False, "tables of the records that are there, as Markdown")
 RESULTS = flags.DEFINE_string("results", "notebooks/results", "where records are read and written")
 WORKDIR = flags.DEFINE_string("workdir", "runs/study", "where policies and evaluations go")
@@ -54,6 +57,8 @@ def _run(jobs: list[tuple[str, int]], results: Path) -> None:
     """Runs what can be run; a job that fails is named at the end and stops no other."""
     assembly.start_process()
     lab, failed = study.Lab(Path(WORKDIR.value), results, study_freeze.FILE), []
+    if REHEARSAL.value:
+        lab = study.rehearsal(Path(WORKDIR.value))
     for name, seed in jobs:
         try:
             study.run(name, seed, lab, Console())
