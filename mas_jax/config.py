@@ -85,7 +85,7 @@ def default_config() -> ConfigDict:
         )
     )  # fmt: skip
     config.retriever = ConfigDict(dict(backend="auto"))  # retrieval/index.py IndexConfig, or "bm25"
-    config.engine = ConfigDict(  # sampling/device.py EngineSettings
+    config.engine = ConfigDict(  # sampling/engine_settings.py EngineSettings
         dict(
             context=384, buckets=(128, 256, 384), num_pages=8192, page_size=8, prefill_blocks=64,
             decode_rows=64, decode_steps=16, max_stop_ids=4, min_active_share=0.6,

@@ -10,7 +10,8 @@ import numpy as np
 
 from mas_jax.model import qwen3
 from mas_jax.records import SampleKey, Stop
-from mas_jax.sampling.engine import Engine, EngineSettings
+from mas_jax.sampling.engine import Engine
+from mas_jax.sampling.engine_settings import EngineSettings
 
 CONFIG = dataclasses.replace(
     qwen3.PRESETS["toy-1m"], vocab_size=96, num_layers=2, model_dim=32, ffw_dim=48, head_dim=16

@@ -20,7 +20,8 @@ from mas_jax.config import default_config
 from mas_jax.data.tokenizer import make_toy_tokenizer
 from mas_jax.learning import assembly, loop, pipeline
 from mas_jax.model import hf, qwen3, sharding
-from mas_jax.sampling.engine import Engine, EngineSettings
+from mas_jax.sampling.engine import Engine
+from mas_jax.sampling.engine_settings import EngineSettings
 from mas_jax.sampling.replicas import Replicas
 
 FLAWS = Flaws(0.3, 0.1, 0.3, 0.3, 0.2, 0.5)

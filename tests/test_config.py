@@ -27,7 +27,7 @@ from mas_jax.model import qwen3, sharding
 from mas_jax.records import ROLES
 from mas_jax.retrieval import dialects, index
 from mas_jax.retrieval.index import IndexConfig
-from mas_jax.sampling.device import EngineSettings, check_settings
+from mas_jax.sampling.engine_settings import EngineSettings, check_settings
 
 
 def flat(config):

@@ -20,8 +20,8 @@ from mas_jax.learning import assembly, experience, pipeline
 from mas_jax.metrics import read
 from mas_jax.model import hf, qwen3, sharding
 from mas_jax.model.hf_config import load_config
-from mas_jax.sampling.device import EngineSettings
 from mas_jax.sampling.engine import Engine
+from mas_jax.sampling.engine_settings import EngineSettings
 from mas_jax.sampling.replicas import Replicas
 
 QWEN = ROOT.parent / "shared" / "data" / "qwen3_tokenizer"

@@ -38,7 +38,8 @@ def ours(directory: Path, work: workload.Workload, *, settings: dict) -> None:
 
     from mas_jax.model import hf, sharding
     from mas_jax.records import SampleKey, Stop
-    from mas_jax.sampling.engine import Engine, EngineSettings
+    from mas_jax.sampling.engine import Engine
+    from mas_jax.sampling.engine_settings import EngineSettings
     from mas_jax.sampling.replicas import Replicas
 
     jax.config.update("jax_num_cpu_devices", 2)

@@ -40,8 +40,8 @@ from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import IndexConfig, Retriever, contents
 from mas_jax.rewards.exact_match import exact_match
 from mas_jax.sampling.api import Client, Endpoint
-from mas_jax.sampling.device import EngineSettings
 from mas_jax.sampling.engine import Engine
+from mas_jax.sampling.engine_settings import EngineSettings
 from mas_jax.sampling.replicas import Replicas
 
 

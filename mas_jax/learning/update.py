@@ -135,13 +135,25 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, *sharding.spec(("batch", "length"))))
 
 
+def abstract_batch(mesh: Mesh, shape: tuple[int, int, int]) -> TokenBatch:
+    """Shapes of a batch of M micro-batches of [B, T], and where they lie."""
+    at = batch_sharding(mesh)
+    ints = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=at)
+    floats = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=at)
+    return TokenBatch(
+        tokens_MBT=ints, segment_ids_MBT=ints, owner_MBT=ints, weights_MBT=floats,
+        policy_weights_MBT=floats, advantages_MBT=floats, rewards_MBT=floats,
+        sampler_logprobs_MBT=floats,
+    )  # fmt: skip
+
+
 def _slice(tree: Any, index: jax.Array) -> Any:
     """Arrays [M, B, T] at a micro-batch, [B, T]."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
 
 
 @functools.cache
-def make_score(forward: Forward, mesh: Mesh) -> Callable:
+def make_score(forward: Forward, mesh: Mesh) -> sharding.OnMesh:
     """Compiled (params, batch, num_micro) -> log-probs [M, B, T] of learned tokens, and values.
 
     Values are None without a value head. Nothing is donated. Made once for equal arguments.
@@ -169,12 +181,7 @@ def make_score(forward: Forward, mesh: Mesh) -> Callable:
         in_shardings=(qwen3.param_shardings(forward.config, mesh), at, None),
         out_shardings=(at, at if forward.config.value_head else None),
     )
-
-    def _run(params, batch, num_micro):
-        with jax.set_mesh(mesh):
-            return jitted(params, batch, jnp.int32(num_micro))
-
-    return _run
+    return sharding.OnMesh(jitted, mesh)
 
 
 def make_gae(programme: Programme, mesh: Mesh, *, whiten: bool) -> Callable:
@@ -212,7 +219,7 @@ def make_gae(programme: Programme, mesh: Mesh, *, whiten: bool) -> Callable:
 
 def make_gradients(
     programme: Programme, forward: Forward, mesh: Mesh, exact_forwards: Mapping[str, Forward]
-) -> Callable:
+) -> sharding.OnMesh:
     """Compiled (params, batch, scores, exact, num_micro, role_weights) -> (gradient, metrics).
 
     The gradient is that of the whole objective, in the parameters' dtype; metrics are (sum, count)
@@ -255,12 +262,7 @@ def make_gradients(
         in_shardings=(params_at, at, at, None, None, None),
         out_shardings=(params_at, everywhere),
     )
-
-    def _run(params, batch, scores, exact, num_micro, role_weights):
-        with jax.set_mesh(mesh):
-            return jitted(params, batch, scores, exact, jnp.int32(num_micro), role_weights)
-
-    return _run
+    return sharding.OnMesh(jitted, mesh)
 
 
 def make_apply(

@@ -9,6 +9,7 @@ Must not know: models, roles, losses.
 import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -106,6 +107,23 @@ def named(
                 f"the size of mesh axes {mesh_names}; use a smaller mesh axis or another rule"
             )
     return NamedSharding(mesh, partition)
+
+
+class OnMesh:
+    """A jitted entry point that is called, or lowered to be compiled, on its own mesh."""
+
+    def __init__(self, jitted: jax.stages.Wrapped, mesh: Mesh) -> None:
+        self._jitted, self._mesh = jitted, mesh
+
+    def __call__(self, *args: Any) -> Any:
+        """The entry point's results."""
+        with jax.set_mesh(self._mesh):
+            return self._jitted(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The program for arguments like these; shapes with shardings will do."""
+        with jax.set_mesh(self._mesh):
+            return self._jitted.lower(*args)
 
 
 def constrain(x: jax.Array, axes: Sequence[str], *, rules: Rules = RULES) -> jax.Array:

@@ -1,12 +1,10 @@
 """What the engine keeps on its device or mesh, and the device calls with host arrays around them.
 
-Builds the fixed shapes of each call from blocks and sequences, compiles each program once, counts
-work and time. Dimensions: as in `programs.py`. Must not know: callers, futures, why a row is there.
+Compiles each program once, counts work and time; programs and shapes are of `calls.py`. Dimensions: as in `programs.py`. Must not know: callers, futures, why a row is there.
 """
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,36 +13,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from mas_jax.model import paged_attention, qwen3, sharding
-from mas_jax.sampling import mixed, programs
+from mas_jax.model import paged_attention, qwen3
+from mas_jax.sampling import calls
+from mas_jax.sampling.engine_settings import EngineSettings, check_settings
 from mas_jax.sampling.scheduler import Block, Sequence
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Shapes of the engine's device calls.
-
-    calls: "dense" for prefill and decode apart on gathered arrays, two programs a bucket; "ragged"
-    for both in one call through the paged kernel, one program in all; "auto" is ragged on TPU.
-    context: positions a sequence may have. buckets: context sizes that programs are made for, the
-    last one `context`; all multiples of page_size. prefill_blocks, decode_rows: rows of one call
-    (a block is a page of tokens); decode_steps: most tokens a row takes in one call. num_pages:
-    pages of the pool, whose bytes are 2 x layers x kv heads x head dim x page_size x itemsize each.
-    """
-
-    context: int
-    buckets: tuple[int, ...]
-    num_pages: int
-    page_size: int = 16
-    prefill_blocks: int = 32
-    decode_rows: int = 64
-    decode_steps: int = 16
-    max_stop_ids: int = 4
-    min_active_share: float = 0.6
-    dtype: str = "float32"
-    calls: str = "auto"
 
 
 @dataclass
@@ -72,23 +46,6 @@ class EngineMetrics:
     compile_s: float = 0.0
 
 
-def check_settings(settings: EngineSettings) -> None:
-    """Raises: ValueError for sizes that do not fit together."""
-    s = settings
-    if s.calls not in ("auto", "dense", "ragged"):
-        raise ValueError(f"calls={s.calls!r} is unknown; choose 'auto', 'dense' or 'ragged'")
-    if list(s.buckets) != sorted(set(s.buckets)) or not s.buckets or s.buckets[-1] != s.context:
-        raise ValueError(f"buckets={s.buckets} must rise and end at context={s.context}")
-    if any(b % s.page_size for b in s.buckets):
-        raise ValueError(f"buckets={s.buckets} must be multiples of page_size={s.page_size}")
-    needed = s.context // s.page_size + 1
-    if s.num_pages < needed:
-        raise ValueError(
-            f"num_pages={s.num_pages} cannot hold one sequence of context={s.context}; "
-            f"wanted at least {needed}"
-        )
-
-
 class Decoded(NamedTuple):
     """Results for rows: tokens [B, I], log-probs [B, I], tokens taken [B], forced of these [B]."""
 
@@ -110,29 +67,15 @@ class Device:
         self._programs: dict[tuple[str, int], Callable] = {}
         here = paged_attention.choose("auto") == "ragged_paged"
         self.is_ragged = settings.calls == "ragged" or (settings.calls == "auto" and here)
+        self._by_layer = calls.by_layer(config, settings, mesh)
         self.reset_pool()
 
     def reset_pool(self) -> None:
-        """A new pool of zeros, laid out as `programs.Pool`, or as `mixed.Pool` for ragged calls."""
-        s, c = self.settings, self.config
-        if self.is_ragged:
-            lanes = paged_attention.HEAD_DIM_LANES
-            head_dim = -(-c.head_dim // lanes) * lanes
-            shape = (s.num_pages, s.page_size, 2 * c.num_kv_heads, head_dim)
-            self._pool = [self._zeros(shape, mixed.POOL_AXES) for _ in range(c.num_layers)]
-        else:
-            keys = (s.num_pages, c.num_kv_heads, c.head_dim, s.page_size)
-            values = (s.num_pages, c.num_kv_heads, s.page_size, c.head_dim)
-            self._pool = [
-                (self._zeros(keys, programs.KEY_AXES), self._zeros(values, programs.VALUE_AXES))
-                for _ in range(c.num_layers)
-            ]
-
-    def _zeros(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
-        place = None
-        if self._mesh is not None:
-            place = sharding.named(self._mesh, shape, axes, name="page pool")
-        return jnp.zeros(shape, self.settings.dtype, device=place)
+        """A new pool of zeros, see `calls.pool_shapes`."""
+        self._pool = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding),
+            calls.pool_shapes(self.config, self.settings, self._mesh, is_ragged=self.is_ragged),
+        )
 
     def set_params(self, params: qwen3.Params) -> None:
         """Takes new weights from wherever they lie, split by layer; a value head stays behind."""
@@ -140,65 +83,12 @@ class Device:
         if self._mesh is not None:
             params = jax.device_put(params, qwen3.param_shardings(self.config, self._mesh))
         with self._in_mesh():
-            self._params = self._split(params)
-
-    @functools.cached_property
-    def _split(self) -> Callable[[qwen3.Params], qwen3.Params]:
-        """Compiled: parameters with a list of layers, since decode steps unroll them, and fused
-        where no dimension of them is split over devices; matrices in the dtype they are used in."""
-        is_split = self._mesh is not None and self._mesh.size > 1
-
-        def _layer(params, index):
-            layer = jax.tree.map(lambda x: x[index], params["layers"])
-            return layer if is_split else qwen3.fuse_layer(layer)
-
-        def _by_layer(params):
-            masks = qwen3.decay_mask(self.config)  # True for matrices, which are cast at use anyway
-            params = jax.tree.map(
-                lambda x, is_matrix: x.astype(self.settings.dtype) if is_matrix else x,
-                params,
-                masks,
-            )
-            layers = [_layer(params, index) for index in range(self.config.num_layers)]
-            angles = qwen3.rotary(self.config, jnp.arange(self.settings.context))
-            return params | {"layers": layers, "rotary": angles}
-
-        return jax.jit(_by_layer)
+            self._params = self._by_layer(params)
 
     def _in_mesh(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     # programs
-
-    def _entry(self, kind: str) -> Callable:
-        """The program of a kind as a function of (params, pool, ...)."""
-        function = {
-            "prefill": programs.prefill,
-            "decode": programs.decode,
-            "mixed": functools.partial(mixed.mixed, backend="auto"),
-        }[kind]
-
-        def _run(params, pool, *rest):
-            return function(params, self.config, pool, *rest)
-
-        return _run
-
-    def _compile(self, kind: str, args: tuple) -> Callable:
-        """AOT compilation with the pool donated; on a mesh, host-made arguments are replicated."""
-        if self._mesh is None:
-            return jax.jit(self._entry(kind), donate_argnums=(1,)).lower(*args).compile()
-        everywhere = NamedSharding(self._mesh, PartitionSpec())
-        params_at, pool_at = (jax.tree.map(lambda x: x.sharding, a) for a in args[:2])
-        rest_at = jax.tree.map(lambda _: everywhere, args[2:])
-        num_results = {"prefill": 3, "decode": 5, "mixed": 8}[kind]
-        jitted = jax.jit(
-            self._entry(kind),
-            in_shardings=(params_at, pool_at, *rest_at),
-            out_shardings=(pool_at, *[everywhere] * num_results),
-            donate_argnums=(1,),
-        )
-        with self._in_mesh():
-            return jitted.lower(*args).compile()
 
     async def _call(self, kind: str, bucket: int, *args) -> tuple[list[np.ndarray], float]:
         """`_run` in a thread: meanwhile the event loop's coroutines go on. Its arguments are made
@@ -211,7 +101,7 @@ class Device:
         args = (self._params, self._pool, *args)
         start = time.perf_counter()
         if (kind, bucket) not in self._programs:
-            self._programs[kind, bucket] = self._compile(kind, args)
+            self._programs[kind, bucket] = calls.compile_call(kind, self.config, self._mesh, args)
             self.metrics.compilations += 1
             self.metrics.compile_s += time.perf_counter() - start
             start = time.perf_counter()
@@ -219,61 +109,15 @@ class Device:
         results = [np.asarray(x) for x in results]
         return results, time.perf_counter() - start
 
-    # arrays
-
-    def _drawing(self, sequences: list[Sequence | None], rows: int) -> programs.Drawing:
-        """How each row draws; rows without a sequence draw anything."""
-        key_B2 = np.zeros((rows, 2), np.uint32)
-        temperature_B, top_p_B = np.ones(rows, np.float32), np.ones(rows, np.float32)
-        top_k_B = np.zeros(rows, np.int32)
-        for row, sequence in enumerate(sequences):
-            if sequence is not None:
-                r = sequence.request
-                key_B2[row] = sequence.key_data
-                temperature_B[row], top_p_B[row], top_k_B[row] = r.temperature, r.top_p, r.top_k
-        return programs.Drawing(key_B2, temperature_B, top_p_B, top_k_B)
-
-    def _rows(self, bucket: int, work: list[Sequence], limits: list[int]) -> programs.Rows:
-        s = self.settings
-        rows, pages, steps = s.decode_rows, bucket // s.page_size, s.decode_steps
-        token_B, position_B, limit_B, num_forced_B = (np.zeros(rows, np.int32) for _ in range(4))
-        table_BU = np.zeros((rows, pages), np.int32)
-        forced_BI = np.zeros((rows, steps), np.int32)
-        stop_BQ = np.full((rows, s.max_stop_ids), -1, np.int32)
-        limit_B[: len(limits)] = limits
-        for row, sequence in enumerate(work):
-            generated = sequence.num_cached - sequence.num_prompt
-            token_B[row], position_B[row] = sequence.tokens[generated], sequence.num_cached
-            forced = sequence.tokens[generated + 1 :][:steps]
-            forced_BI[row, : len(forced)], num_forced_B[row] = forced, len(forced)
-            held = sequence.pages[:pages]
-            table_BU[row, : len(held)] = held
-            stop_ids = sequence.request.stop.token_ids
-            stop_BQ[row, : len(stop_ids)] = stop_ids
-        return programs.Rows(
-            token_B, position_B, table_BU, limit_B, forced_BI, num_forced_B, stop_BQ
-        )
-
-    def _blocks(self, bucket: int, work: list[Block]) -> programs.Blocks:
-        s = self.settings
-        rows, pages = s.prefill_blocks, bucket // s.page_size
-        tokens_BT = np.zeros((rows, s.page_size), np.int32)
-        count_B, page_B = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-        table_BU = np.zeros((rows, pages), np.int32)
-        for row, block in enumerate(work):
-            count_B[row] = len(block.tokens)
-            tokens_BT[row, : len(block.tokens)] = block.tokens
-            page_B[row] = len(block.table) - 1
-            table_BU[row, : len(block.table)] = block.table
-        return programs.Blocks(tokens_BT, count_B, page_B, table_BU)
-
     # calls
 
     async def prefill(self, bucket: int, work: list[Block]) -> tuple[np.ndarray, np.ndarray]:
         """The token and log-prob after each block [B]."""
         s, m = self.settings, self.metrics
-        drawing = self._drawing([block.sequence for block in work], s.prefill_blocks)
-        results, seconds = await self._call("prefill", bucket, self._blocks(bucket, work), drawing)
+        drawing = calls.drawing([block.sequence for block in work], s.prefill_blocks)
+        results, seconds = await self._call(
+            "prefill", bucket, calls.blocks(s, bucket, work), drawing
+        )
         m.prefill_calls += 1
         m.prefill_tokens += sum(len(block.tokens) for block in work)
         m.prefill_places += s.prefill_blocks * s.page_size
@@ -296,8 +140,8 @@ class Device:
     ) -> Decoded:
         """Tokens of sequences, at most `limits` each; arguments as in `programs.decode`."""
         s, m = self.settings, self.metrics
-        rows = self._rows(bucket, work, limits)
-        drawing = self._drawing(work, s.decode_rows)
+        rows = calls.rows(s, bucket, work, limits)
+        drawing = calls.drawing(work, s.decode_rows)
         (tokens_BI, logprobs_BI, taken_B, near_B, num_steps), seconds = await self._call(
             "decode", bucket, rows, drawing, pause_V, np.int32(min_active)
         )
@@ -322,16 +166,10 @@ class Device:
              sequence.pages)
             for sequence in work
         ] + [(b.tokens, (len(b.table) - 1) * s.page_size, b.table) for b in blocks]  # fmt: skip
-        flat = mixed.make_flat(
-            flat_work,
-            num_tokens=s.decode_rows + s.prefill_blocks * s.page_size,
-            num_rows=s.decode_rows + s.prefill_blocks,
-            num_pages=s.context // s.page_size,
-            page_size=s.page_size,
-        )
+        flat = calls.flat(s, flat_work)
         drawn_by = [*work, *[None] * (s.decode_rows - len(work)), *(b.sequence for b in blocks)]
-        drawing = self._drawing(drawn_by, s.decode_rows + s.prefill_blocks)
-        rows = self._rows(s.context, work, limits)
+        drawing = calls.drawing(drawn_by, s.decode_rows + s.prefill_blocks)
+        rows = calls.rows(s, s.context, work, limits)
         results, seconds = await self._call("mixed", s.context, flat, rows, drawing, pause_V)
         tokens_BI, logprobs_BI, taken_B, near_B, num_steps, *after_blocks = results
         m.mixed_calls += 1

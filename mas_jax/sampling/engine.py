@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from mas_jax.model import qwen3
 from mas_jax.records import FailureKind, Sample, SampleKey, Stop, StopReason, WorldError
-from mas_jax.sampling.device import Decoded, Device, EngineMetrics, EngineSettings
+from mas_jax.sampling.device import Decoded, Device, EngineMetrics
+from mas_jax.sampling.engine_settings import EngineSettings
 from mas_jax.sampling.pages import PagePool
 from mas_jax.sampling.scheduler import Block, Limits, Request, Scheduler, Sequence, State
 

@@ -1,0 +1,313 @@
+"""What a compiled program costs one device: FLOPs, HBM bytes, collectives, and a bound in seconds.
+
+Every instruction is counted as often as its loops turn. XLA's own account counts a loop's body
+once and does not see into a kernel; here the first is read off the program, the second is given as
+a `Kernel`. Must not know: models, configs.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mas_jax.planning.chips import Slice
+from mas_jax.planning.hlo import HBM, Computation, Instruction, Program, trip_count
+
+COLLECTIVES = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
+)  # fmt: skip
+# no work of the device: names, views, and the ends of what an earlier line began
+FREE = frozenset(
+    ["parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call",
+     "conditional", "after-all", "partition-id", "replica-id", "iota", "copy-done", "async-done",
+     "async-update", "opt-barrier", "add-dependency"]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Work of a hand-written kernel in one call on one device, which XLA cannot see."""
+
+    flops: float
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Collectives of one kind over groups of one size: how many, bytes that a device receives,
+    seconds on the links, and those of them in which the device waits."""
+
+    kind: str
+    group: int
+    count: float = 0.0
+    num_bytes: float = 0.0
+    seconds: float = 0.0
+    exposed_s: float = 0.0
+    longest_exposed_s: float = 0.0
+
+    def plus(self, times: float, num_bytes: float, seconds: float, exposed: float) -> "Collective":
+        """With one more, `times` times over."""
+        return Collective(
+            self.kind, self.group, self.count + times, self.num_bytes + times * num_bytes,
+            self.seconds + times * seconds, self.exposed_s + times * exposed,
+            max(self.longest_exposed_s, times * exposed),
+        )  # fmt: skip
+
+
+@dataclass
+class Cost:
+    """Of one run of a program on one device.
+
+    busy_s: every instruction at the speed of its compute or its bytes, whichever takes longer;
+    with what is waited for collectives that is `seconds`, a bound from below.
+    """
+
+    flops: float = 0.0
+    num_bytes: float = 0.0
+    busy_s: float = 0.0
+    collectives: dict[tuple[str, int], Collective] = field(default_factory=dict)
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds in which the device waits for collectives."""
+        return sum(c.exposed_s for c in self.collectives.values())
+
+    @property
+    def seconds(self) -> float:
+        """The bound."""
+        return self.busy_s + self.exposed_s
+
+
+Kernels = Callable[[Instruction], Kernel | None]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a program is costed.
+
+    turns: of loops whose length is data, by a piece of the traced operation's name; the longest
+    piece that fits counts. kernels: the work of custom calls.
+    """
+
+    program: Program
+    place: Slice
+    coords: Sequence[Sequence[int]]
+    turns: Mapping[str, float]
+    kernels: Kernels
+
+    def cost(self) -> Cost:
+        """Of the whole program. Raises: ValueError for a loop of unknown length."""
+        cost = Cost()
+        self._run(self.program.entry, 1.0, cost)
+        return cost
+
+    # one computation after another
+
+    def _run(self, computation: Computation, times: float, cost: Cost) -> None:
+        """Adds what a computation costs that runs so many times, a collective in its place between
+        the others: it begins when the links are free and is waited for at its end."""
+        clock, links_free, ends = 0.0, 0.0, {}
+        for one in computation:
+            for inner, often in self._inner(computation, one):
+                before = cost.seconds
+                self._run(inner, times * often, cost)
+                clock += (cost.seconds - before) / times
+            kind = self._collective(one)
+            if kind:
+                num_bytes, seconds, group = self._wire(kind, one)
+                start = max(clock, links_free)
+                links_free = start + seconds
+                ends[one.name] = (kind, group, num_bytes, seconds, links_free)
+                if one.op == kind:  # waited for at once
+                    clock = self._wait(cost, ends.pop(one.name), clock, times)
+            elif one.op.endswith("-done") and one.operands and one.operands[0] in ends:
+                clock = self._wait(cost, ends.pop(one.operands[0]), clock, times)
+            elif one.op not in FREE and not one.op.endswith("-done"):
+                flops, num_bytes = self._work(computation, one)
+                seconds = max(flops / self.place.peak_flops, num_bytes / self.place.hbm_bandwidth)
+                cost.flops += times * flops
+                cost.num_bytes += times * num_bytes
+                cost.busy_s += times * seconds
+                clock += seconds
+        for left in ends.values():
+            clock = self._wait(cost, left, clock, times)
+
+    @staticmethod
+    def _wait(cost: Cost, collective: tuple, clock: float, times: float) -> float:
+        kind, group, num_bytes, seconds, end = collective
+        exposed = max(0.0, end - clock)
+        key = (kind, group)
+        known = cost.collectives.get(key, Collective(kind, group))
+        cost.collectives[key] = known.plus(times, num_bytes, seconds, exposed)
+        return max(clock, end)
+
+    def _inner(self, computation: Computation, one: Instruction) -> list[tuple[Computation, float]]:
+        """Computations that an instruction runs in its place, and how often."""
+        named = self.program.computations
+        if one.op == "while":
+            return [(named[one.called("body")], self._turns(computation, one))]
+        if one.op == "call":
+            return [(named[one.called("to_apply")], 1.0)]
+        if one.op == "conditional":
+            return [(named[name], 1.0) for name in _branches(one)[:1]]
+        if one.op == "async-start":
+            return [(named[one.called("calls")], 1.0)]
+        return []
+
+    def _turns(self, computation: Computation, loop: Instruction) -> float:
+        known = trip_count(self.program, computation, loop)
+        if known is not None:
+            return known
+        fitting = [piece for piece in self.turns if loop.source.endswith(piece)]
+        if not fitting:
+            raise ValueError(
+                f"the loop {loop.name!r} of {loop.source!r} has no constant length; known are "
+                f"those that end with {sorted(self.turns)}"
+            )
+        return self.turns[max(fitting, key=len)]
+
+    # collectives
+
+    def _collective(self, one: Instruction) -> str:
+        """Kind of collective that an instruction begins, "" for none."""
+        kind = one.op.removesuffix("-start")
+        return kind if kind in COLLECTIVES else ""
+
+    def _wire(self, kind: str, one: Instruction) -> tuple[float, float, int]:
+        """Bytes that a device receives, seconds on the links, and devices of a group.
+
+        Rings both ways along every torus axis that a group spans (a permutation: its longest way).
+        """
+        if kind == "collective-permute":
+            pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", one.attributes)]
+            hops = max(
+                (self.place.hops(self.coords[a], self.coords[b]) for a, b in pairs), default=1
+            )
+            num_bytes = float(one.arrays[0].num_bytes)
+            # devices of one chip share its memory
+            return num_bytes, hops * num_bytes / self.place.chip.link_bandwidth, len(pairs)
+        group = _first_group(one.attributes, len(self.coords))
+        spans = [len({self.coords[d][axis] for d in group}) for axis in range(self.place.chip.axes)]
+        axes = sum(span > 1 for span in spans)
+        n = len(group)
+        largest = max((a.num_bytes for a in one.arrays), default=0)
+        if kind == "reduce-scatter":
+            largest *= n  # its result is one part
+        shares = {"all-reduce": 2.0, "all-to-all": 0.25}
+        num_bytes = largest * (n - 1) / n * shares.get(kind, 1.0)
+        if axes == 0:  # within a chip
+            return num_bytes, num_bytes / self.place.hbm_bandwidth, n
+        return num_bytes, num_bytes / (2 * axes * self.place.chip.link_bandwidth), n
+
+    # work
+
+    def _work(self, computation: Computation, one: Instruction) -> tuple[float, float]:
+        """FLOPs of matmuls, and bytes read from and written to HBM."""
+        if one.op == "custom-call":
+            kernel = self.kernels(one)
+            if kernel is not None:
+                return kernel.flops, kernel.num_bytes
+            if "AllocateBuffer" in one.attributes or "AssumeGather" in one.attributes:
+                return 0.0, 0.0
+        if one.op in ("copy-start", "slice-start", "dynamic-slice-start"):
+            return 0.0, sum(a.num_bytes for a in one.arrays[:2] if a.space == HBM)
+        operands = [computation.instructions[name] for name in one.operands]
+        if one.op == "fusion":
+            return self._fusion(one, operands)
+        flops = _matmul_flops(computation, one)
+        if one.op in ("dynamic-slice", "gather", "slice"):
+            operands = operands[1:]
+            return flops, 2.0 * _hbm(one) + sum(map(_hbm, operands))
+        if one.op in ("dynamic-update-slice", "scatter"):
+            return flops, 2.0 * sum(map(_hbm, operands[1:]))
+        return flops, _hbm(one) + sum(map(_hbm, operands))
+
+    def _fusion(self, one: Instruction, operands: list[Instruction]) -> tuple[float, float]:
+        """A fusion reads of an operand what it takes of it, and writes its result, or the part of
+        an operand that it updates in place."""
+        fused = self.program.computations[one.called("calls")]
+        read = sum(self._read(fused, number, operand) for number, operand in enumerate(operands))
+        return self._fused_flops(fused), read + _written(fused, one)
+
+    def _read(self, fused: Computation, number: int, operand: Instruction) -> float:
+        whole = _hbm(operand)
+        parameter = fused.parameter(number)
+        if not whole or parameter is None:
+            return whole
+        total = 0.0
+        for user in fused:
+            if parameter.name not in user.operands:
+                continue
+            if (
+                user.op in ("dynamic-slice", "gather", "slice")
+                and user.operands[0] == parameter.name
+            ):
+                total += user.arrays[0].num_bytes
+            elif user.op == "fusion":
+                inner = self.program.computations[user.called("calls")]
+                place = user.operands.index(parameter.name)
+                total += self._read(inner, place, parameter)
+            elif user.op not in ("dynamic-update-slice", "scatter") or not is_source:
+                return whole  # what is updated in place is not read
+        return min(total, whole)
+
+    def _fused_flops(self, fused: Computation) -> float:
+        total = 0.0
+        for one in fused:
+            total += _matmul_flops(fused, one)
+            if one.op == "fusion":
+                total += self._fused_flops(self.program.computations[one.called("calls")])
+        return total
+
+
+def _hbm(one: Instruction) -> float:
+    """Bytes of an instruction's result that lie in HBM."""
+    return float(sum(a.num_bytes for a in one.arrays if a.space == HBM))
+
+
+def _written(fused: Computation, one: Instruction) -> float:
+    root = fused.root
+    while root.op in ("bitcast", "copy", "convert") and root.operands:
+        root = fused.instructions[root.operands[0]]
+    if root.op == "dynamic-update-slice":
+        update = fused.instructions[root.operands[1]]
+        return float(sum(a.num_bytes for a in update.arrays))
+    return _hbm(one)
+
+
+def _matmul_flops(computation: Computation, one: Instruction) -> float:
+    """Of a matmul without batch dimensions: with sizes MK, KN and MN their product is (MKN)^2.
+
+    With batch dimensions of B it is B (MKN)^2 B^2 / B^2: their number is divided out.
+    """
+    if one.op not in ("dot", "convolution") or one.arrays[0].dtype[0] in "us":
+        return 0.0
+    operands = [computation.instructions[name].arrays[0] for name in one.operands]
+    sizes = [float(array.size) for array in (*operands, one.arrays[0])]
+    batch = 1
+    if found := re.search(r"lhs_batch_dims=\{([\d,]*)\}", one.attributes):
+        batch = math.prod(operands[0].shape[int(d)] for d in found[1].split(",") if d)
+    return 2.0 * math.sqrt(math.prod(sizes) / batch)
+
+
+def _branches(one: Instruction) -> list[str]:
+    found = re.search(r"branch_computations=\{([^}]*)\}", one.attributes)
+    if found:
+        return re.findall(r"%?([\w.\-]+)", found[1])
+    return [one.called("true_computation")]
+
+
+def _first_group(attributes: str, num_devices: int) -> list[int]:
+    """Devices of a collective's first group: listed, or as iota ([2,4]<=[8], with a transpose)."""
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return [int(d) for d in found[1].split(",")]
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
+    if iota:
+        import numpy as np
+
+        sizes = [int(s) for s in iota[3].split(",")]
+        ids = np.arange(math.prod(sizes)).reshape(sizes)
+        if iota[4]:
+            ids = ids.transpose([int(s) for s in iota[4].split(",")])
+        return ids.reshape(int(iota[1]), int(iota[2]))[0].tolist()
+    return list(range(num_devices))
