@@ -238,10 +238,8 @@ class Reader:
         for user in fused:
             if parameter.name not in user.operands:
                 continue
-            if (
-                user.op in ("dynamic-slice", "gather", "slice")
-                and user.operands[0] == parameter.name
-            ):
+            is_source = user.operands[0] == parameter.name
+            if user.op in ("dynamic-slice", "gather", "slice") and is_source:
                 total += user.arrays[0].num_bytes
             elif user.op == "fusion":
                 inner = self.program.computations[user.called("calls")]

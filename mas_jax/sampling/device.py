@@ -1,6 +1,7 @@
 """What the engine keeps on its device or mesh, and the device calls with host arrays around them.
 
-Compiles each program once, counts work and time; programs and shapes are of `calls.py`. Dimensions: as in `programs.py`. Must not know: callers, futures, why a row is there.
+Compiles each program once, counts work and time; programs and shapes are of `calls.py`.
+Dimensions: as in `programs.py`. Must not know: callers, futures, why a row is there.
 """
 
 import asyncio
