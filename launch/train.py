@@ -1,18 +1,20 @@
 """Trains a team: `python launch/train.py --config=configs/toy.py --workdir=DIR`.
 
 Any value of the config can be changed: `--config.seed=1`. Interrupted, the same command goes on
-where it stopped.
+where it stopped. On several hosts the same command runs on each, with a workdir that all share.
 """
 
 import logging
+import sys
 from pathlib import Path
 
+import jax
 from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, loop, pipeline, workdir
+from mas_jax.learning import assembly, hosts, loop, pipeline, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
 WORKDIR = flags.DEFINE_string("workdir", None, "where checkpoints, metrics and policies go")
@@ -23,13 +25,20 @@ def main(argv: list[str]) -> None:
     """Runs the config's stages; a setting that does not fit ends it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
+    try:
+        code = hosts.supervise(Path(WORKDIR.value))
+        if code is not None:
+            sys.exit(code)
+        hosts.initialize()
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
     assembly.start_process()
     try:
         prepared = pipeline.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     try:
-        done = pipeline.run(prepared, Console())
+        done = pipeline.run(prepared, Console(quiet=jax.process_index() > 0))
     except (pipeline.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:

@@ -81,6 +81,8 @@ def start_process() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))
+    if not jax.config.jax_compilation_cache_dir:  # what one start compiled, the next one reads
+        jax.config.update("jax_compilation_cache_dir", str(packaged.cache_directory() / "jax"))
 
 
 def checkpoint_directory(config: ConfigDict) -> Path:

@@ -26,7 +26,7 @@ from mas_jax.agents.setting import Run, Team, World
 from mas_jax.agents.tree import Shape
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
-from mas_jax.learning import cost, experience, update
+from mas_jax.learning import cost, experience, hosts, update
 from mas_jax.learning.alarms import Alarms, AlarmSettings
 from mas_jax.learning.checkpoint import Checkpointer, check_config
 from mas_jax.learning.credit import credit
@@ -195,7 +195,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
                 is_last, is_best, value = done == stage.steps, False, None
                 if _due(s.validation_interval, step) or (s.validation_interval and is_last):
                     stage.publish(state.params)
-                    value = stage.validate(done)
+                    value = hosts.first(stage.validate(done))
                     values["validation/avg"] = value
                     is_best = best is None or value > best
                     best = value if is_best else best

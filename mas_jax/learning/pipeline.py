@@ -29,7 +29,7 @@ from mas_jax.data.questions import check_disjoint
 from mas_jax.evaluation import bootstrap, ledger, report
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, cost, evaluate, loop, revision
+from mas_jax.learning import assembly, cost, evaluate, hosts, loop, revision
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.checkpoint import check_config
 from mas_jax.learning.export import save_policy
@@ -101,13 +101,27 @@ def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
 
 
 def _training_devices(config: ConfigDict) -> list[jax.Device]:
-    """The first devices of all that make the training mesh. Raises: ValueError for too few."""
+    """The first devices of all that make the training mesh.
+
+    Raises: ValueError for too few, or where several hosts would not all have their devices in it.
+    """
     size, devices = 1, jax.devices()
     for parts in config.train.mesh.values():
         size *= parts
     if len(devices) < size:
         raise ValueError(
             f"train.mesh={dict(config.train.mesh)} needs {size} devices, there are {len(devices)}"
+        )
+    if jax.process_count() > 1 and len(devices) != size:
+        raise ValueError(
+            f"train.mesh={dict(config.train.mesh)} has {size} devices, the {jax.process_count()} "
+            f"hosts have {len(devices)}; every device of every host trains, so set "
+            f"train.mesh.fsdp or train.mesh.data"
+        )
+    if config.train.micro_rows % jax.process_count():
+        raise ValueError(
+            f"train.micro_rows={config.train.micro_rows} cannot be shared by "
+            f"{jax.process_count()} hosts; set a multiple"
         )
     return devices[:size]
 
@@ -265,7 +279,8 @@ def _run_stages(pipeline: Pipeline, console: Console) -> dict[str, Path]:
             logger.info("stage teacher: not trained, teacher.checkpoint is given")
             continue
         directory = pipeline.workdir / name / "policy"
-        if not (directory / "config.json").exists():
+        # process 0's answer: another host's view of the file system may lag behind
+        if not hosts.first((directory / "config.json").exists()):
             params = loop.train(make_stage(pipeline, name), pipeline.workdir / name, console)
             export(pipeline, params, directory)
         done[name] = directory
@@ -300,7 +315,7 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
     """
     config, name = pipeline.config, TEACHER
     path = pipeline.workdir / name / "certificate.json"
-    if path.exists():
+    if hosts.first(path.exists()):
         found = json.loads(path.read_text())
     else:
         team = config.stages[name].team
@@ -317,7 +332,9 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
             accuracy[label] = macro_average(by_dataset, "avg")
         interval = bootstrap.paired(means[name], means["start"])
         found = {"accuracy": accuracy, **dataclasses.asdict(interval)}
-        write_json(path, found)
+        found["low"] = hosts.first(found["low"])  # all go on or none
+        if jax.process_index() == 0:
+            write_json(path, found)
     trained, untrained = (100 * found["accuracy"][label] for label in (name, "start"))
     text = (
         f"teacher {trained:.1f} against {untrained:.1f} untrained on validation questions: "

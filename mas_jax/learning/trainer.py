@@ -90,32 +90,45 @@ class Trainer:
         )
         return make(params)
 
-    def lower(self, shape: tuple[int, int, int]) -> dict[str, jax.stages.Lowered]:
-        """Every program of a step on batches of a shape [M, B, T], by name, to be compiled where
-        the mesh is; teachers' parameters may be shapes with shardings."""
+    @property
+    def scored_teachers(self) -> tuple[str, ...]:
+        """Teachers whose weights are kept for scores."""
+        return tuple(self._scored)
+
+    @property
+    def program_names(self) -> tuple[str, ...]:
+        """Programs of a step that `lower` makes."""
+        scores = tuple(f"score of {name}" for name in self._scored)
+        own = ("score of the policy",) if self._scores_own else ()
+        return (*scores, *own, "gradients", "optimizer")
+
+    @property
+    def _scores_own(self) -> bool:
+        return self.has_critic or self._updates_per_batch > 1 or self._score_average
+
+    def lower(self, name: str, shape: tuple[int, int, int]) -> jax.stages.Lowered:
+        """One of `program_names` for batches of a shape [M, B, T], to be compiled where the mesh
+        is; teachers' parameters may be shapes with shardings."""
         state, batch = self.abstract_state, update.abstract_batch(self.mesh, shape)
         num_micro, floats = jax.ShapeDtypeStruct((), jnp.int32), batch.weights_MBT
-        found, teachers_MBT = {}, {}
-        for name, teacher in self._scored.items():
+        if name == "score of the policy":
+            run = update.make_score(self.forward, self.mesh)
+            return run.lower(state.params, batch, num_micro)
+        if name.startswith("score of "):
+            teacher = self._scored[name.removeprefix("score of ")]
             run = update.make_score(self._forward_of(teacher), self.mesh)
-            found[f"score of {name}"] = run.lower(teacher.params, batch, num_micro)
-            teachers_MBT[name] = floats
-        own = update.make_score(self.forward, self.mesh)
-        found["score of the policy"] = own.lower(state.params, batch, num_micro)
-        if self._score_average:
-            teachers_MBT["ema"] = floats
-        has_old = self.has_critic or self._updates_per_batch > 1
+            return run.lower(teacher.params, batch, num_micro)
+        if name == "optimizer":
+            with jax.set_mesh(self.mesh):
+                is_last = jax.ShapeDtypeStruct((), jnp.bool_)
+                return self._apply.lower(state, state.params, is_last)
+        known = [*self._scored, *(["ema"] if self._score_average else [])]
+        old = floats if self.has_critic or self._updates_per_batch > 1 else None
         critic = floats if self.has_critic else None
-        scores = Scores(floats if has_old else None, teachers_MBT, critic, critic, critic)
+        scores = Scores(old, dict.fromkeys(known, floats), critic, critic, critic)
         weights = dict.fromkeys(self.programme, jax.ShapeDtypeStruct((), jnp.float32))
         exact = self._exact_params(state)
-        found["gradients"] = self._gradients.lower(
-            state.params, batch, scores, exact, num_micro, weights
-        )
-        is_last = jax.ShapeDtypeStruct((), jnp.bool_)
-        with jax.set_mesh(self.mesh):
-            found["optimizer"] = self._apply.lower(state, state.params, is_last)
-        return found
+        return self._gradients.lower(state.params, batch, scores, exact, num_micro, weights)
 
     def _forward_of(self, teacher: Teacher) -> Forward:
         return self.forward._replace(config=teacher.config)

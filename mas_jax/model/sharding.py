@@ -7,11 +7,12 @@ Must not know: models, roles, losses.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -124,6 +125,38 @@ class OnMesh:
         """The program for arguments like these; shapes with shardings will do."""
         with jax.set_mesh(self._mesh):
             return self._jitted.lower(*args)
+
+
+def on_each(tree: Any, meshes: Sequence[Mesh], shardings_of: Callable[[Mesh], Any]) -> list[Any]:
+    """`tree` on each of this host's meshes, from wherever it lies: a collective of all hosts if it
+    lies on several.
+
+    meshes: of one shape, and on every host as many, made of the first of its devices.
+    shardings_of: where the leaves lie on one of them.
+    """
+    leaves = jax.tree.leaves(tree)
+    if all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
+        return [jax.device_put(tree, shardings_of(mesh)) for mesh in meshes]
+    # one mesh of all hosts' meshes, then each host's own shards of it: a direct move to a mesh of
+    # one host is no collective, which a layout over several needs
+    count, shape = len(meshes) * meshes[0].size, meshes[0].devices.shape
+    devices = [
+        device
+        for process in range(jax.process_count())
+        for device in jax.local_devices(process_index=process)[:count]
+    ]
+    everywhere = Mesh(np.asarray(devices).reshape(-1, *shape), ("replica", *MESH_AXES))
+    moved = jax.tree.map(
+        lambda x, at: jax.device_put(x, NamedSharding(everywhere, at.spec)),
+        tree, shardings_of(meshes[0]),
+    )  # fmt: skip
+
+    def _local(x: jax.Array, at: NamedSharding) -> jax.Array:
+        parts = {shard.device: shard.data for shard in x.addressable_shards}
+        own = [parts[device] for device in at.mesh.devices.flat]
+        return jax.make_array_from_single_device_arrays(x.shape, at, own)
+
+    return [jax.tree.map(_local, moved, shardings_of(mesh)) for mesh in meshes]
 
 
 def constrain(x: jax.Array, axes: Sequence[str], *, rules: Rules = RULES) -> jax.Array:

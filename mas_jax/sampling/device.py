@@ -64,7 +64,7 @@ class Device:
     ) -> None:
         check_settings(settings)
         self.config, self.settings, self.metrics = config, settings, EngineMetrics()
-        self._mesh = mesh
+        self.mesh = mesh
         self._programs: dict[tuple[str, int], Callable] = {}
         here = paged_attention.choose("auto") == "ragged_paged"
         self.is_ragged = settings.calls == "ragged" or (settings.calls == "auto" and here)
@@ -75,19 +75,19 @@ class Device:
         """A new pool of zeros, see `calls.pool_shapes`."""
         self._pool = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding),
-            calls.pool_shapes(self.config, self.settings, self._mesh, is_ragged=self.is_ragged),
+            calls.pool_shapes(self.config, self.settings, self.mesh, is_ragged=self.is_ragged),
         )
 
     def set_params(self, params: qwen3.Params) -> None:
         """Takes new weights from wherever they lie, split by layer; a value head stays behind."""
         params = {name: value for name, value in params.items() if name != "value_head"}
-        if self._mesh is not None:
-            params = jax.device_put(params, qwen3.param_shardings(self.config, self._mesh))
+        if self.mesh is not None:
+            params = jax.device_put(params, qwen3.param_shardings(self.config, self.mesh))
         with self._in_mesh():
             self._params = self._by_layer(params)
 
     def _in_mesh(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
 
     # programs
 
@@ -102,7 +102,7 @@ class Device:
         args = (self._params, self._pool, *args)
         start = time.perf_counter()
         if (kind, bucket) not in self._programs:
-            self._programs[kind, bucket] = calls.compile_call(kind, self.config, self._mesh, args)
+            self._programs[kind, bucket] = calls.compile_call(kind, self.config, self.mesh, args)
             self.metrics.compilations += 1
             self.metrics.compile_s += time.perf_counter() - start
             start = time.perf_counter()

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from mas_jax.model import qwen3, sharding
 from mas_jax.records import Sample, SampleKey
 from mas_jax.sampling.engine import Engine
 
@@ -31,10 +32,19 @@ class Replicas:
         engine = self.engines[zlib.crc32(key.question.encode()) % len(self.engines)]
         return await engine.sample(prompt, key=key, **knobs)
 
-    def set_params(self, params: Any) -> None:
-        """`Engine.set_params` of all."""
-        for engine in self.engines:
-            engine.set_params(params)
+    def set_params(self, params: qwen3.Params) -> None:
+        """`Engine.set_params` of all; a collective if the parameters lie on several hosts."""
+        meshes = [engine.device.mesh for engine in self.engines]
+        if None in meshes:  # one device: each engine takes them as they lie
+            parts = [params] * len(self.engines)
+        else:
+            config = self.engines[0].config
+            params = {name: value for name, value in params.items() if name != "value_head"}
+            parts = sharding.on_each(
+                params, meshes, lambda mesh: qwen3.param_shardings(config, mesh)
+            )
+        for engine, part in zip(self.engines, parts, strict=True):
+            engine.set_params(part)
 
     @property
     def metrics(self) -> dict[str, float]:

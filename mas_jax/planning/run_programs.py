@@ -1,0 +1,206 @@
+"""The programs of a training run for a slice, lowered from shapes, and what its devices hold.
+
+Dimensions: as in the modules that own the programs. Must not know: costs, tables.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from mas_jax.learning import update
+from mas_jax.learning.objective import Forward
+from mas_jax.learning.programme import make_programme
+from mas_jax.learning.teachers import Teacher
+from mas_jax.learning.trainer import Trainer
+from mas_jax.model import qwen3, sharding
+from mas_jax.planning.chips import Slice
+from mas_jax.sampling import calls
+from mas_jax.sampling.engine_settings import EngineSettings
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a stage of a config compiles on a slice.
+
+    lower: makes the programs by name, one at a time. held: bytes that each device holds through the
+    run, by what they are. sampler_devices: of one engine. num_engines: on the whole slice.
+    """
+
+    config: ConfigDict
+    model: qwen3.ModelConfig
+    place: Slice
+    mesh: Mesh
+    sampler_mesh: Mesh
+    settings: EngineSettings
+    lower: Mapping[str, Callable[[], jax.stages.Lowered]]
+    held: Mapping[str, float]
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of the slice, which all sample at once."""
+        return self.mesh.size // self.sampler_mesh.size
+
+    @property
+    def coords(self) -> list[tuple[int, ...]]:
+        """Where each device of the training mesh lies, in the order of the program's ids."""
+        return [tuple(d.coords) for d in self.mesh.devices.flat]
+
+    @property
+    def sampler_coords(self) -> list[tuple[int, ...]]:
+        """The same of an engine's mesh."""
+        return [tuple(d.coords) for d in self.sampler_mesh.devices.flat]
+
+
+def bytes_on_device(tree: Any) -> float:
+    """Bytes that one device holds of shapes with shardings."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+        total += math.prod(shape) * jnp.dtype(leaf.dtype).itemsize
+    return float(total)
+
+
+def abstract_params(config: qwen3.ModelConfig, mesh: Mesh, dtype: str) -> qwen3.Params:
+    """Shapes of a policy's parameters and where they lie on a mesh."""
+    shapes = jax.eval_shape(lambda: qwen3.init(config, jax.random.key(0), dtype=jnp.dtype(dtype)))
+    return jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+        shapes, qwen3.param_shardings(config, mesh),
+    )  # fmt: skip
+
+
+def fit_mesh(config: ConfigDict, place: Slice) -> ConfigDict:
+    """The config with its training mesh filled up over `fsdp` where it does not fit the slice, and
+    as many rows a micro-batch as the mesh splits evenly."""
+    config = ConfigDict(config.to_dict())
+    t, devices = config.train, len(place.devices)
+    if t.mesh.data * t.mesh.fsdp * t.mesh.tensor != devices:
+        t.mesh.update(dict(data=1, fsdp=devices // t.mesh.tensor))
+    rows = t.mesh.data * t.mesh.fsdp
+    t.micro_rows = rows * max(1, t.micro_rows // rows)
+    return config
+
+
+def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str) -> Run:
+    """The programs of a stage on a slice, whose devices its meshes fill.
+
+    Raises: ValueError for meshes that do not fit the slice or the model.
+    """
+    t = config.train
+    mesh = sharding.make_mesh(**t.mesh, devices=place.devices)
+    own = [d for d in place.devices if d.process_index == 0]
+    size = math.prod(config.mesh.values())
+    if len(own) < size:
+        raise ValueError(
+            f"an engine's mesh {dict(config.mesh)} needs {size} devices, a host of "
+            f"{place.name} has {len(own)}; make mesh.tensor smaller"
+        )
+    sampler_mesh = sharding.make_mesh(**config.mesh, devices=own[:size])
+    model = dataclasses.replace(model, value_head=t.value_head)
+    trainer = _trainer(config, model, mesh, stage)
+    shape = (2, t.micro_rows, t.row_length)
+    # what an engine's calls look like does not depend on the platform of this process
+    settings = EngineSettings(**config.engine)
+    sampled = dataclasses.replace(model, value_head=False)
+    held = {
+        "weights": bytes_on_device(trainer.abstract_state.params),
+        "optimizer state": bytes_on_device(trainer.abstract_state.opt_state),
+        "the start, as reference": bytes_on_device(abstract_params(model, mesh, t.dtype)),
+    }
+    for name in trainer.scored_teachers:
+        held[f"teacher {name}"] = bytes_on_device(abstract_params(model, mesh, t.dtype))
+    if trainer.has_average:
+        held["average of the weights"] = held["weights"]
+    engine_args = abstract_engine(sampled, settings, sampler_mesh)
+    held["the sampler's weights"] = bytes_on_device(engine_args[0])
+    held["page pool"] = bytes_on_device(engine_args[1])
+    lower = {name: (lambda name=name: trainer.lower(name, shape)) for name in trainer.program_names}
+    lower["resharding"] = lambda: _lower_resharding(model, config, mesh, place)
+    lower["engine"] = lambda: calls.lower_call("mixed", sampled, sampler_mesh, engine_args)
+    return Run(config, model, place, mesh, sampler_mesh, settings, lower, held)
+
+
+def _trainer(config: ConfigDict, model: qwen3.ModelConfig, mesh: Mesh, stage: str) -> Trainer:
+    t = config.train
+    programme = make_programme(config.stages[stage].programme.to_dict())
+    params = abstract_params(model, mesh, t.dtype)
+    names = {"teacher", "initial"}
+    return Trainer(
+        programme,
+        Forward(
+            config=model, temperature=t.temperature, chunk=t.chunk, dtype=t.dtype, remat=t.remat,
+            backend=t.backend,
+        ),
+        mesh,
+        update.make_optimizer(update.OptimizerSettings(**t.optimizer), model, 1),
+        {name: Teacher(name, params, model) for name in names},
+        updates_per_batch=t.updates_per_batch, whiten=t.whiten,
+        ema_decay=config.teacher.ema_decay, param_dtype=t.param_dtype,
+    )  # fmt: skip
+
+
+def abstract_engine(model: qwen3.ModelConfig, settings: EngineSettings, mesh: Mesh) -> tuple:
+    """Shapes of the arguments of an engine's ragged call: parameters, pool, host arrays."""
+    params = abstract_params(model, mesh, settings.dtype)
+    with jax.set_mesh(mesh):
+        split = calls.by_layer(model, settings, mesh)
+        params = jax.tree.map(
+            lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+            jax.eval_shape(split, params), _split_shardings(model, mesh),
+        )  # fmt: skip
+    pool = calls.pool_shapes(model, settings, mesh, is_ragged=True)
+    host = (
+        calls.flat(settings, [((0,), 0, (0,))]),
+        calls.rows(settings, settings.context, [], []),
+        calls.drawing([], settings.decode_rows + settings.prefill_blocks),
+        np.zeros(model.vocab_size, bool),
+    )
+    host = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), host)
+    return params, pool, *host
+
+
+def _split_shardings(model: qwen3.ModelConfig, mesh: Mesh) -> qwen3.Params:
+    """Of `calls.by_layer`: a layer's array lies as the stacked one without its first axis."""
+    at = qwen3.param_shardings(model, mesh)
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def _layer(stacked):
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*stacked.spec[1:]))
+
+    if mesh.size == 1:
+        layer = jax.eval_shape(
+            lambda: qwen3.fuse_layer(
+                jax.tree.map(
+                    lambda x: x[0],
+                    qwen3.init(model, jax.random.key(0), dtype=jnp.float32)["layers"],
+                )
+            )
+        )
+        layers = jax.tree.map(lambda _: everywhere, layer)
+    else:
+        layers = jax.tree.map(_layer, at["layers"])
+    return at | {"layers": [layers] * model.num_layers, "rotary": (everywhere, everywhere)}
+
+
+def _lower_resharding(
+    model: qwen3.ModelConfig, config: ConfigDict, mesh: Mesh, place: Slice
+) -> jax.stages.Lowered:
+    """Parameters from the training layout to every engine's, cast to the sampler's dtype."""
+    size = math.prod(config.mesh.values())
+    devices = list(mesh.devices.flat)
+    hosts = sharding.make_mesh(data=len(devices) // size, tensor=size, devices=devices)
+    dtype = jnp.dtype(config.engine.dtype)
+    cast = jax.jit(
+        lambda params: jax.tree.map(lambda x: x.astype(dtype), params),
+        in_shardings=(qwen3.param_shardings(model, mesh),),
+        out_shardings=qwen3.param_shardings(model, hosts),
+    )
+    return cast.lower(abstract_params(model, mesh, config.train.param_dtype))
