@@ -48,12 +48,12 @@ _directory: Path | None = None
 
 
 def start_compiler() -> None:
-    """Makes libtpu write its programs; before jax or libtpu is used in this process."""
+    """Makes libtpu write its programs and jax compute on the CPU; before either is used."""
     global _directory
     if _directory is not None:
         return
     _directory = Path(tempfile.mkdtemp(prefix="mas_jax_plan_"))
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")
     # without it libtpu asks the cloud what machine this is, for minutes
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     # the label that no pass has: of all that can be dumped, the optimised program alone

@@ -77,6 +77,28 @@ class Cost:
         """The bound."""
         return self.busy_s + self.exposed_s
 
+    def plus(self, other: "Cost", factor: float) -> "Cost":
+        """This and `factor` times the other; of both the longest stretch of waiting."""
+        keys = self.collectives | other.collectives
+        both = {}
+        for key in keys:
+            mine = self.collectives.get(key, Collective(*key))
+            its = other.collectives.get(key, Collective(*key))
+            both[key] = Collective(
+                *key, mine.count + factor * its.count, mine.num_bytes + factor * its.num_bytes,
+                mine.seconds + factor * its.seconds, mine.exposed_s + factor * its.exposed_s,
+                max(mine.longest_exposed_s, its.longest_exposed_s),
+            )  # fmt: skip
+        return Cost(
+            self.flops + factor * other.flops, self.num_bytes + factor * other.num_bytes,
+            self.busy_s + factor * other.busy_s, both,
+        )  # fmt: skip
+
+
+def extrapolated(one: Cost, two: Cost, layers: int) -> Cost:
+    """Of so many unrolled layers, from programs of one and of two: each more costs the same."""
+    return one.plus(two.plus(one, -1.0), layers - 1.0)
+
 
 Kernels = Callable[[Instruction], Kernel | None]
 
@@ -109,6 +131,8 @@ class Reader:
         clock, links_free, ends = 0.0, 0.0, {}
         for one in computation:
             for inner, often in self._inner(computation, one):
+                if not often:
+                    continue
                 before = cost.seconds
                 self._run(inner, times * often, cost)
                 clock += (cost.seconds - before) / times

@@ -30,7 +30,7 @@ from mas_jax.sampling.engine_settings import EngineSettings
 class Run:
     """What a stage of a config compiles on a slice.
 
-    lower: makes the programs by name, one at a time. held: bytes that each device holds through the
+    lower: makes the training programs by name, one at a time; `lower_engine` the engine's. held: bytes that each device holds through the
     run, by what they are. sampler_devices: of one engine. num_engines: on the whole slice.
     """
 
@@ -124,8 +124,14 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     held["page pool"] = bytes_on_device(engine_args[1])
     lower = {name: (lambda name=name: trainer.lower(name, shape)) for name in trainer.program_names}
     lower["resharding"] = lambda: _lower_resharding(model, config, mesh, place)
-    lower["engine"] = lambda: calls.lower_call("mixed", sampled, sampler_mesh, engine_args)
     return Run(config, model, place, mesh, sampler_mesh, settings, lower, held)
+
+
+def lower_engine(run: Run, layers: int) -> jax.stages.Lowered:
+    """An engine's ragged call for a model of so many layers, which are unrolled in it."""
+    model = dataclasses.replace(run.model, value_head=False, num_layers=layers)
+    args = abstract_engine(model, run.settings, run.sampler_mesh)
+    return calls.lower_call("mixed", model, run.sampler_mesh, args)
 
 
 def _trainer(config: ConfigDict, model: qwen3.ModelConfig, mesh: Mesh, stage: str) -> Trainer:

@@ -1,0 +1,65 @@
+"""What a run needs on TPUs, by their own compiler, before they are rented:
+`python launch/plan.py --config=configs/opd.py --topology=v5p:2x2x2`.
+
+Needs the extra `plan` (libtpu), no TPU. Every time is a bound from below.
+"""
+
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from mas_jax.config_rules import validate
+from mas_jax.model import qwen3
+from mas_jax.planning import chips, compile_plan, compiler, report, run_programs
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
+TOPOLOGY = flags.DEFINE_string("topology", "v5p:2x2x2", f"CHIP:SHAPE, of {sorted(chips.CHIPS)}")
+MODEL = flags.DEFINE_string("model", "", f"one of {sorted(qwen3.PRESETS)}; default: the config's")
+STAGE = flags.DEFINE_string("stage", "", "a stage of the config; default: its last")
+ONLY = flags.DEFINE_list("only", [], "programs to compile, such as gradients,engine")
+INPUT = flags.DEFINE_float("input_tokens", 9172, "read in an episode, on average")
+OUTPUT = flags.DEFINE_float("output_tokens", 697, "sampled in an episode, on average")
+flags.mark_flags_as_required(["config"])
+
+
+def model_of(name: str, checkpoint: str) -> qwen3.ModelConfig:
+    """The preset of a name, or of the checkpoint's. Raises: ValueError for neither."""
+    name = name or checkpoint.rstrip("/").rpartition("/")[2].lower() or "toy-1m"
+    if name not in qwen3.PRESETS:
+        raise ValueError(f"--model: {name!r} is none of {sorted(qwen3.PRESETS)}")
+    return qwen3.PRESETS[name]
+
+
+def main(argv: list[str]) -> None:
+    """Compiles the programs of a step one after another, and prints the plan."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}")
+    compiler.start_compiler()
+    config, console = CONFIG.value, Console(stderr=True)
+    try:
+        validate(config)
+        stage = STAGE.value or config.train.stages[-1]
+        if stage not in config.stages:
+            raise ValueError(f"--stage={stage!r} is none of {sorted(config.stages)}")
+        place = chips.make_slice(TOPOLOGY.value)
+        config = run_programs.fit_mesh(config, place)
+        model = model_of(MODEL.value, config.model.checkpoint)
+        run = run_programs.make_run(config, model, place, stage)
+    except (ValueError, ModuleNotFoundError) as error:
+        raise app.UsageError(str(error)) from error
+    workload = compile_plan.Workload(INPUT.value, OUTPUT.value)
+    phases = []
+    with console.status("compiling") as status:
+        for phase in compile_plan.make_plan(run, workload, only=tuple(ONLY.value)):
+            phases.append(phase)
+            console.print(f"{phase.name}: compiled in {phase.compile_s:.0f} s {phase.error}")
+            status.update(f"compiling, {len(phases)} done")
+    plan = compile_plan.Plan(run, workload, tuple(phases))
+    print(report.text(plan, steps=config.stages[stage].steps))
+    sys.exit(0 if plan.fits else 3)
+
+
+if __name__ == "__main__":
+    app.run(main)
