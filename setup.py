@@ -1,4 +1,4 @@
-"""Installs mas_jax: `pip install -e .`; extras `[tpu]` and `[cuda]` for accelerators, `[test]`."""
+"""Installs mas_jax: `pip install -e .`; extras `[tpu]` and `[cuda]` for accelerators, `[plan]`, `[test]`."""
 
 import re
 from pathlib import Path
@@ -48,6 +48,7 @@ setup(
         "cuda": ["jax[cuda13]; sys_platform == 'linux'"],
         "api": ["openai>=3.57,<4"],
         "bm25": ["bm25s>=0.2,<0.4"],
+        "plan": ["libtpu>=0.0.52"],  # the TPU compiler, which needs no TPU
         "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
         "serve": ["starlette>=1,<2", "uvicorn>=0.30"],
         "test": [
@@ -63,6 +64,7 @@ setup(
             "openai>=3.57,<4",
             "pytest>=8",
             "pytest-xdist>=3.5",
+            "pyyaml>=6",
             "ruff>=0.12",
             "starlette>=1,<2",
             "torch>=2.8",  # the reference that the model is compared with

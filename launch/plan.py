@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
     compiler.start_compiler()
     config, console = CONFIG.value, Console(stderr=True)
     try:
-        validate(config)
+        validate(config, has_weights=False)
         stage = STAGE.value or config.train.stages[-1]
         if stage not in config.stages:
             raise ValueError(f"--stage={stage!r} is none of {sorted(config.stages)}")

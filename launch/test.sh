@@ -5,6 +5,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
+# the TPU compiler lies in a folder of its own: in the environment it would slow every start
+if [ ! -d .cache/libtpu/libtpu ]; then
+  python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/libtpu \
+    --constraint launch/constraints.txt libtpu
+fi
 ruff check .
 ruff format --check .
 exec python -m pytest -n auto --dist worksteal "$@"

@@ -33,8 +33,11 @@ _COUNTS = {
 }  # fmt: skip
 
 
-def validate(config: ConfigDict) -> None:
-    """Raises: ValueError with both values and what to change, for settings that contradict."""
+def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
+    """Raises: ValueError with both values and what to change, for settings that contradict.
+
+    has_weights: whether checkpoints must be there; a plan needs none.
+    """
     t, e = config.train, config.evaluation
     _check_choice("evaluation.split", e.split, SPLITS)
     _check_choice("model.template", config.model.template, TEMPLATES)
@@ -56,7 +59,8 @@ def validate(config: ConfigDict) -> None:
             f"train.micro_rows={t.micro_rows} is not divisible by {parts}, which is "
             f"train.mesh.data={t.mesh.data} x fsdp={t.mesh.fsdp}; set a multiple"
         )
-    _check_directories(config)
+    if has_weights:
+        _check_directories(config)
     _check_data(config)
     for kind in ("searches", "tokens"):
         if min(e.caps[kind], default=1) < 1:

@@ -56,6 +56,7 @@ def start_compiler() -> None:
     jax.config.update("jax_platforms", "cpu")
     # without it libtpu asks the cloud what machine this is, for minutes
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there are no chips to keep others from
     # the label that no pass has: of all that can be dumped, the optimised program alone
     os.environ["LIBTPU_INIT_ARGS"] = (
         f"--xla_jf_dump_to={_directory} --xla_jf_dump_llo_text=false "

@@ -30,8 +30,8 @@ from mas_jax.sampling.engine_settings import EngineSettings
 class Run:
     """What a stage of a config compiles on a slice.
 
-    lower: makes the training programs by name, one at a time; `lower_engine` the engine's. held: bytes that each device holds through the
-    run, by what they are. sampler_devices: of one engine. num_engines: on the whole slice.
+    lower: makes the training programs by name, one at a time; `lower_engine` the engine's. held:
+    bytes that each device holds through the run, by what they are. num_engines: on the whole slice.
     """
 
     config: ConfigDict

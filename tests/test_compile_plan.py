@@ -1,0 +1,132 @@
+"""Plans of small models by the real TPU compiler, in processes of their own; libtpu lies where
+launch/test.sh puts it, on the path of these processes alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_layers import ROOT
+
+LIBTPU = ROOT / ".cache" / "libtpu"
+needs_libtpu = pytest.mark.skipif(
+    not (LIBTPU / "libtpu").is_dir(), reason=f"libtpu is not in {LIBTPU}; launch/test.sh puts it"
+)
+SMALL = (
+    "--config=configs/toy.py", "--input_tokens=171", "--output_tokens=45",
+    "--config.train.dtype=bfloat16", "--config.engine.dtype=bfloat16",
+)  # fmt: skip
+
+
+def run_python(*arguments: str, path: Path | None = LIBTPU) -> subprocess.CompletedProcess:
+    paths = [str(ROOT), str(ROOT / "tests"), *([str(path)] if path else [])]
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600,
+        env={k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+        | {"PYTHONPATH": ":".join(paths)},
+    )  # fmt: skip
+
+
+def plan(*arguments: str, path: Path | None = LIBTPU) -> subprocess.CompletedProcess:
+    return run_python("launch/plan.py", *SMALL, *arguments, path=path)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("topology", ["v5p:2x2x1", "v6e:2x2"])
+def test_a_plan_says_what_the_programs_need(topology):
+    done = plan(f"--topology={topology}", "--only=score of teacher,optimizer,resharding")
+    assert done.returncode == 0, done.stderr
+    head, rule, *lines = done.stdout.splitlines()
+    assert head.split()[:3] == ["phase", "runs", "HBM"]
+    assert set(rule) == {"-"}
+    names = [line[:16].strip() for line in lines[:3]]
+    assert names == ["score of teacher", "optimizer", "resharding"]
+    assert "mesh data=1 fsdp=4 tensor=1, 4 engines of 1 devices, 12 questions x 8" in done.stdout
+    assert f"memory: 0.3 of {95 if 'v5p' in topology else 32}.0 GiB a device" in done.stdout
+    assert "GiB page pool" in done.stdout
+
+
+PREPARED = """
+import sys
+from mas_jax.planning import compiler
+compiler.start_compiler()
+import dataclasses
+import jax
+from mas_jax.config import default_config
+from mas_jax.model import qwen3
+from mas_jax.planning import chips, compile_plan, cost, run_programs
+
+config = default_config()
+config.train.update(dict(micro_rows=4, row_length=512, dtype="bfloat16"))
+config.engine.update(dict(dtype="bfloat16", num_pages=65536))  # no layer's pool fits into VMEM
+place = chips.make_slice("v6e:2x2")
+config = run_programs.fit_mesh(config, place)
+model = qwen3.PRESETS["toy-1m"]
+run = run_programs.make_run(config, model, place, "student")
+"""
+
+SCORE = """
+compiled = compiler.compile_for_tpu(run.lower["score of teacher"]())
+reader = cost.Reader(
+    compiled.program, place, run.coords,
+    {"jit(_score)/while": 1, "shard_map/while": 1}, compile_plan.splash_kernels(512))
+print(reader.cost().flops, compile_plan.forward_flops(model, 4, 512) / 4)
+"""
+
+ENGINE = """
+kernels = compile_plan.paged_kernels(model, context=128, parts=1, rows=96, itemsize=2)
+def cost_of(layers):
+    found = compiler.compile_for_tpu(run_programs.lower_engine(run, layers))
+    reader = cost.Reader(
+        found.program, place, run.sampler_coords, {"jit(_run)/while": 1}, kernels)
+    return reader.cost()
+four, guess = cost_of(4), cost.extrapolated(cost_of(1), cost_of(2), 4)
+print(four.flops, guess.flops, four.num_bytes, guess.num_bytes)
+"""
+
+
+def figures(script: str, folder: Path) -> list[float]:
+    """What a script prints after the preparation."""
+    path = folder / "count.py"
+    path.write_text(PREPARED + script)
+    done = run_python(str(path))
+    assert done.returncode == 0, done.stderr
+    return [float(x) for x in done.stdout.split()]
+
+
+@needs_libtpu
+def test_the_compiled_program_has_the_flops_of_the_mathematics(tmp_path):
+    compiled, needed = figures(SCORE, tmp_path)
+    assert compiled == pytest.approx(needed, rel=0.02)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_two_depths_say_what_four_layers_cost(tmp_path):
+    flops, guessed_flops, num_bytes, guessed_bytes = figures(ENGINE, tmp_path)
+    assert guessed_flops == pytest.approx(flops, rel=0.01)
+    assert guessed_bytes == pytest.approx(num_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--topology=v5p:4x4"], "v5p is a torus of 3 axes"),
+        (["--topology=h100"], "wanted CHIP:AxB"),
+        (["--stage=third"], "--stage='third' is none of"),
+        (["--model=gpt"], "--model: 'gpt' is none of"),
+    ],
+)
+def test_a_wrong_flag_is_one_clear_error(arguments, said):
+    done = plan(*arguments)
+    if not (LIBTPU / "libtpu").is_dir() and "--model" in arguments[0]:
+        pytest.skip("names of models are read after the slice is made, which needs libtpu")
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
+
+
+def test_without_the_compiler_the_error_says_how_to_get_it():
+    done = plan("--topology=v6e:2x2", path=None)
+    assert done.returncode == 1
+    assert "pip install 'mas_jax[plan]'" in done.stdout + done.stderr
