@@ -1,4 +1,4 @@
-"""Installs mas_jax: `pip install -e .`; extras `[tpu]` and `[cuda]` for accelerators, `[plan]`, `[test]`."""
+"""Installs mas_jax: `pip install -e .`; extras for accelerators, compile plans, tests and more."""
 
 import re
 from pathlib import Path

@@ -5,7 +5,7 @@ python launch/train.py --config=configs/opd_1p7b.py --workdir=runs/opd_1p7b \
 
 DIR: the checkpoint in the Hugging Face layout. One TPU v6e-8: a host of 8 chips.
 Hours and accuracy not measured.
-Questions and passages are the toy world's, in the real prompts: no other data can be read yet, so
+Questions and passages are the toy world's, in the real prompts, unless config.data names others; so
 no number of this run compares with a published one.
 """
 

@@ -5,7 +5,7 @@ python launch/train.py --config=configs/ppo_cascade.py --workdir=runs/ppo_cascad
 
 DIR: the checkpoint in the Hugging Face layout. One TPU v5p-32: 4 hosts of 4 chips.
 Hours and accuracy not measured.
-Questions and passages are the toy world's, in the real prompts: no other data can be read yet, so
+Questions and passages are the toy world's, in the real prompts, unless config.data names others; so
 no number of this run compares with a published one.
 """
 
