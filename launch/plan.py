@@ -1,7 +1,7 @@
 """What a run needs on TPUs, by their own compiler, before they are rented:
 `python launch/plan.py --config=configs/opd.py --topology=v5p:2x2x2`.
 
-Needs the extra `plan` (libtpu), no TPU. Every time is a bound from below.
+Needs the extra `plan` (libtpu), no TPU. Every time is what the chips' peaks allow.
 """
 
 import sys
@@ -51,11 +51,14 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     workload = compile_plan.Workload(INPUT.value, OUTPUT.value)
     phases = []
-    with console.status("compiling") as status:
-        for phase in compile_plan.make_plan(run, workload, only=tuple(ONLY.value)):
-            phases.append(phase)
-            console.print(f"{phase.name}: compiled in {phase.compile_s:.0f} s {phase.error}")
-            status.update(f"compiling, {len(phases)} done")
+    try:
+        with console.status("compiling") as status:
+            for phase in compile_plan.make_plan(run, workload, only=tuple(ONLY.value)):
+                phases.append(phase)
+                console.print(f"{phase.name}: compiled in {phase.compile_s:.0f} s {phase.error}")
+                status.update(f"compiling, {len(phases)} done")
+    except ValueError as error:
+        raise app.UsageError(f"--only: {error}") from error
     plan = compile_plan.Plan(run, workload, tuple(phases))
     print(report.text(plan, steps=config.stages[stage].steps))
     sys.exit(0 if plan.fits else 3)

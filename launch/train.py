@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)
-        return
+        sys.exit(hosts.interrupted_code())
     for name, directory in done.items():
         logging.info("%s: policy in %s", name, directory)
 

@@ -34,12 +34,16 @@ def test_devices_of_one_chip_share_it():
 
 
 def test_long_axes_close_to_rings():
-    chip, _ = chips.parse_topology("v6e:4x4")
-    wide = chips.Slice("v6e:4x2", chip, (4, 2), ())
-    assert wide.hops((0, 0), (3, 0)) == 1  # around
-    assert wide.hops((0, 0), (2, 1)) == 3
-    line = chips.Slice("v6e:2x3", chip, (2, 3), ())
-    assert line.hops((0, 0), (0, 2)) == 2
+    chip, _ = chips.parse_topology("v5p:4x2x2")
+    wide = chips.Slice("v5p:4x2x2", chip, (4, 2, 2), ())
+    assert wide.hops((0, 0, 0), (3, 0, 0)) == 1  # around
+    assert wide.hops((0, 0, 0), (2, 1, 0)) == 3
+    assert [wide.links(axis) for axis in range(3)] == [2, 1, 1]
+    # v6e closes at its full 16 alone
+    flat, _ = chips.parse_topology("v6e:4x16")
+    line = chips.Slice("v6e:4x16", flat, (4, 16), ())
+    assert (line.hops((0, 0), (3, 0)), line.hops((0, 0), (0, 15))) == (3, 1)
+    assert [line.links(axis) for axis in range(2)] == [1, 2]
 
 
 def test_links_are_counted_one_way():

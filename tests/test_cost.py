@@ -75,6 +75,30 @@ def test_a_fusion_reads_the_slice_that_it_takes_and_writes_the_slice_that_it_upd
     assert cost_of(both, others=SLICING).num_bytes == 4 * part + 8
 
 
+SCATTERING = """
+%scattered (p0: bf16[1024,1024], p1: s32[8,1], p2: bf16[8,1024]) -> bf16[1024,1024] {
+  %p0 = bf16[1024,1024] parameter(0)
+  %p1 = s32[8,1] parameter(1)
+  %p2 = bf16[8,1024] parameter(2)
+  ROOT %s = bf16[1024,1024] scatter(%p0, %p1, %p2), to_apply=%sum
+}
+
+%around (q0: bf16[1024,1024], q1: s32[8,1], q2: bf16[8,1024]) -> bf16[1024,1024] {
+  %q0 = bf16[1024,1024] parameter(0)
+  %q1 = s32[8,1] parameter(1)
+  %q2 = bf16[8,1024] parameter(2)
+  ROOT %f = bf16[1024,1024] fusion(%q0, %q1, %q2), kind=kCustom, calls=%scattered
+}
+"""
+
+
+@pytest.mark.parametrize("calls", ["scattered", "around"])
+def test_a_scatter_in_place_reads_and_writes_its_updates_alone(calls):
+    made = "  %i = s32[8,1]{1,0:S(1)} copy(%n)\n  %v = bf16[8,1024]{1,0:S(1)} copy(%n)\n"
+    line = f"  ROOT %s = bf16[1024,1024] fusion(%a, %i, %v), kind=kCustom, calls=%{calls}"
+    assert cost_of(made + line, others=SCATTERING).num_bytes == 8 * 1024 * 2 + 2 * 4
+
+
 def test_a_kernel_costs_what_it_is_said_to():
     line = '  ROOT %k = bf16[1024,1024] custom-call(%a), custom_call_target="tpu_custom_call"'
     cost = cost_of(line, kernel=lambda one: Kernel(7.0, 5.0) if one.op == "custom-call" else None)
@@ -129,8 +153,8 @@ def test_a_collective_that_nothing_covers_is_waited_for():
     (gather,) = cost.collectives.values()
     assert (gather.kind, gather.group, gather.count) == ("all-gather", 8, 1)
     assert gather.num_bytes == 7 * MB
-    # both ways along three axes
-    assert gather.seconds == pytest.approx(7 * MB / (6 * 90e9))
+    # three axes of two chips have a link each
+    assert gather.seconds == pytest.approx(7 * MB / (3 * 90e9))
     assert cost.exposed_s == gather.exposed_s == gather.longest_exposed_s == gather.seconds
 
 
@@ -146,10 +170,10 @@ def test_work_between_start_and_end_covers_a_collective():
     )
     done = "  ROOT %d = bf16[8192,1024] all-gather-done(%g)"
     one = 2 * 1024**3 / 459e12
-    wire = 7 * MB / (6 * 90e9)
-    assert one < wire < 6 * one
+    wire = 7 * MB / (3 * 90e9)
+    assert 4 * one < wire < 16 * one
     assert cost_of(STARTED + work + done).exposed_s == pytest.approx(wire - 4 * one)
-    more = work + work.replace("%c", "%e")
+    more = "".join(work.replace("%c", f"%{letter}") for letter in "efgh")
     assert cost_of(STARTED + more + done).exposed_s == 0.0
 
 
@@ -160,6 +184,34 @@ def test_groups_are_listed_or_counted():
     turned = GATHER.replace("[1,8]<=[8]", "[2,4]<=[4,2]T(1,0)")  # 0 2 4 6 and 1 3 5 7
     (four,) = cost_of(f"  ROOT {turned}").collectives.values()
     assert (four.group, four.num_bytes) == (4, 6 * MB)
+
+
+def test_groups_of_a_mesh_differ_along_the_named_axes():
+    for over, group in (("'a'", 4), ("'b'", 2), ("'a', 'b'", 8)):
+        line = GATHER.replace("[1,8]<=[8]", f"mesh['a'=4,'b'=2] {{{over}}}")
+        (found,) = cost_of(f"  ROOT {line}").collectives.values()
+        assert found.group == group
+
+
+def test_groups_of_an_unknown_form_are_an_error():
+    with pytest.raises(ValueError, match="unknown form of groups of devices"):
+        cost_of("  ROOT " + GATHER.replace("[1,8]<=[8]", "everyone"))
+
+
+def test_several_arrays_in_one_collective_add_up():
+    line = (
+        "  ROOT %r = (bf16[1024,1024], bf16[1024,1024]) all-reduce(%a, %b), replica_groups={}, "
+        "to_apply=%sum"
+    )
+    (both,) = cost_of(line).collectives.values()
+    assert both.num_bytes == pytest.approx(2 * 2 * MB * 7 / 8)  # reduced, then gathered
+
+
+def test_parts_of_an_all_to_all_pass_a_quarter_of_the_ring():
+    line = "  ROOT %t = bf16[1024,1024] all-to-all(%a), replica_groups=[1,8]<=[8]"
+    (found,) = cost_of(line).collectives.values()
+    assert found.num_bytes == MB * 7 / 8
+    assert found.seconds == pytest.approx(MB * 8 / 4 / (3 * 90e9))
 
 
 def test_a_permutation_takes_its_longest_way():

@@ -47,8 +47,10 @@ for _ in range(5):
     scores = trainer.scores(state, batch, num_micro)
     state, found = trainer.update(state, batch, scores, num_micro)
     said.append([found["update/loss"], found["update/gradient_norm"]])
-locals_ = [sharding.make_mesh(tensor=2, devices=jax.local_devices()[i : i + 2])
-           for i in range(0, len(jax.local_devices()), 2)]
+# devices the wrong way around, as a mesh on a TPU may order them
+here = jax.local_devices()
+locals_ = [jax.sharding.Mesh(np.asarray(here[i : i + 2])[::-1].reshape(1, 1, 2), mesh.axis_names)
+           for i in range(0, len(here), 2)]
 own = sharding.on_each(state.params, locals_, lambda m: qwen3.param_shardings(PARTED, m))
 whole = jax.jit(lambda x: x, out_shardings=jax.NamedSharding(mesh, jax.P()))(state.params)
 for on_one, mesh_of in zip(own, locals_, strict=True):

@@ -30,7 +30,7 @@ def test_a_slice_is_made_with_what_the_environment_says():
     made = "gcloud compute tpus tpu-vm create n --zone=z --accelerator-type=v6e-16 --version=v"
     assert shlex.join(create) == made
     assert shlex.join(mount[:-1]) == "gcloud compute tpus tpu-vm ssh n --zone=z --worker=all"
-    assert mount[-1].endswith("gcsfuse --implicit-dirs b /mnt/runs")
+    assert mount[-1].endswith("gcsfuse --implicit-dirs --rename-dir-limit=100000 b /mnt/runs")
 
 
 def test_the_package_is_installed_on_every_host():
@@ -88,6 +88,6 @@ def test_the_manifest_gives_every_host_of_its_slice_one_process():
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert (ROOT / container["command"][1]).exists()
     assert (ROOT / container["command"][2].removeprefix("--config=")).exists()
-    again, ends = spec["podFailurePolicy"]["rules"]
+    _, again, ends = spec["podFailurePolicy"]["rules"]
     assert 75 in again["onExitCodes"]["values"]
     assert ends["action"] == "FailJob"

@@ -29,6 +29,7 @@ from mas_jax.data.questions import Mixture, read_jsonl
 from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
 from mas_jax.data.world import World, make_world
 from mas_jax.data.world_questions import FAMILIES
+from mas_jax.learning import hosts
 from mas_jax.model import hf, packaged, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.records import Question
@@ -74,8 +75,8 @@ TALKATIVE = ("absl", "httpx", "httpx2", "bm25s")
 
 def start_process() -> None:
     """What every launch script does first: one log, an engine for each core of a CPU, and an end
-    with code 0 at SIGTERM, since what is not saved then is done again; `loop.train` saves first."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    at SIGTERM, since what is not saved then is done again; `loop.train` saves first."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(hosts.interrupted_code()))
     logging.getLogger().setLevel(logging.INFO)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax._src import hardware_utils  # jax's own search for chips, which no public name gives
 from jax.experimental import multihost_utils
 
 HEARTBEAT_S = 30  # after so long without a sign of life a process is dead, and all others end
@@ -31,7 +32,7 @@ def cluster(environment: Mapping[str, str]) -> dict | None:
 
     Read off MAS_JAX_COORDINATOR (host:port), MAS_JAX_NUM_PROCESSES and MAS_JAX_PROCESS_ID where
     they are set; else jax finds out itself, on SLURM (more than one task), on GKE
-    (TPU_WORKER_HOSTNAMES names several) and on a TPU VM (which has the chips' device files).
+    (TPU_WORKER_HOSTNAMES names several) and on a TPU VM (which has chips on its PCI bus).
     Raises: ValueError if some of the three variables are set and others not, or are no numbers.
     """
     given = [environment.get(name, "") for name in ADDRESS]
@@ -50,9 +51,10 @@ def cluster(environment: Mapping[str, str]) -> dict | None:
         return {}
     if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):
         return {}
-    platforms = environment.get("JAX_PLATFORMS", "")
-    has_chips = any(Path("/dev").glob("accel[0-9]*"))
-    return {} if has_chips and platforms in ("", "tpu") else None
+    if environment.get("JAX_PLATFORMS", "") not in ("", "tpu"):
+        return None
+    chips, _ = hardware_utils.num_available_tpu_chips_and_device_id()
+    return {} if chips else None
 
 
 def initialize() -> None:
@@ -63,7 +65,15 @@ def initialize() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(**found, heartbeat_timeout_seconds=HEARTBEAT_S)
+    jax.distributed.initialize(
+        **found, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=HEARTBEAT_S
+    )
+
+
+def interrupted_code() -> int:
+    """Exit code after SIGTERM, with everything saved: 0 for a user's own process; `RESUMABLE` for
+    one of several, which a cluster ended and has to start again."""
+    return RESUMABLE if os.environ.get(WORKER) else 0
 
 
 def first(value: float) -> float:

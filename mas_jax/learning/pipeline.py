@@ -182,7 +182,7 @@ def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
     found = {"initial": Teacher("initial", pipeline.reference, pipeline.model)}
     given = pipeline.config.teacher.checkpoint
     directory = Path(given) if given else pipeline.workdir / TEACHER / "policy"
-    if (directory / "config.json").exists():
+    if hosts.first((directory / "config.json").exists()):
         dtype = pipeline.config.train.dtype
         params = _load(directory, pipeline.mesh, dtype=dtype, value_head=False)
         found[TEACHER] = Teacher(TEACHER, params, load_config(directory))

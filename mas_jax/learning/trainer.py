@@ -96,6 +96,11 @@ class Trainer:
         return tuple(self._scored)
 
     @property
+    def exact_teachers(self) -> tuple[str, ...]:
+        """Teachers whose weights are kept for exact divergences."""
+        return tuple(self._exact)
+
+    @property
     def program_names(self) -> tuple[str, ...]:
         """Programs of a step that `lower` makes."""
         scores = tuple(f"score of {name}" for name in self._scored)

@@ -131,7 +131,7 @@ def on_each(tree: Any, meshes: Sequence[Mesh], shardings_of: Callable[[Mesh], An
     """`tree` on each of this host's meshes, from wherever it lies: a collective of all hosts if it
     lies on several.
 
-    meshes: of one shape, and on every host as many, made of the first of its devices.
+    meshes: of one shape, and on every host as many, of the same places among its devices.
     shardings_of: where the leaves lie on one of them.
     """
     leaves = jax.tree.leaves(tree)
@@ -139,22 +139,31 @@ def on_each(tree: Any, meshes: Sequence[Mesh], shardings_of: Callable[[Mesh], An
         return [jax.device_put(tree, shardings_of(mesh)) for mesh in meshes]
     # one mesh of all hosts' meshes, then each host's own shards of it: a direct move to a mesh of
     # one host is no collective, which a layout over several needs
-    count, shape = len(meshes) * meshes[0].size, meshes[0].devices.shape
+    own = jax.local_devices()
+    places = [[own.index(device) for device in mesh.devices.flat] for mesh in meshes]
     devices = [
-        device
+        [jax.local_devices(process_index=process)[place] for place in mesh]
         for process in range(jax.process_count())
-        for device in jax.local_devices(process_index=process)[:count]
+        for mesh in places
     ]
-    everywhere = Mesh(np.asarray(devices).reshape(-1, *shape), ("replica", *MESH_AXES))
+    shape = (len(devices), *meshes[0].devices.shape)
+    everywhere = Mesh(np.asarray(devices).reshape(shape), ("replica", *MESH_AXES))
     moved = jax.tree.map(
         lambda x, at: jax.device_put(x, NamedSharding(everywhere, at.spec)),
         tree, shardings_of(meshes[0]),
     )  # fmt: skip
 
     def _local(x: jax.Array, at: NamedSharding) -> jax.Array:
-        parts = {shard.device: shard.data for shard in x.addressable_shards}
-        own = [parts[device] for device in at.mesh.devices.flat]
-        return jax.make_array_from_single_device_arrays(x.shape, at, own)
+        parts = {shard.device: shard for shard in x.addressable_shards}
+        for device, index in at.addressable_devices_indices_map(x.shape).items():
+            if parts[device].index != index:
+                raise AssertionError(
+                    f"device {device} got the part {parts[device].index} of an array, not {index}; "
+                    "the hosts' meshes are not made alike"
+                )
+        return jax.make_array_from_single_device_arrays(
+            x.shape, at, [parts[device].data for device in at.mesh.devices.flat]
+        )
 
     return [jax.tree.map(_local, moved, shardings_of(mesh)) for mesh in meshes]
 

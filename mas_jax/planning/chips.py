@@ -17,14 +17,16 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """One chip: peak bf16 FLOP/s, HBM bytes and bytes/s, one-way bytes/s a link, torus axes, and
-    the devices that jax shows for it, which share all of these."""
+    """One chip: peak bf16 FLOP/s, HBM bytes and bytes/s, one-way bytes/s a link, torus axes, from
+    what size on an axis closes to a ring, and the devices that jax shows for it, which share all of
+    these."""
 
     peak_flops: float
     hbm_bytes: float
     hbm_bandwidth: float
     link_bandwidth: float
     axes: int
+    wraps_from: int
     devices: int = 1
 
 
@@ -32,13 +34,12 @@ class Chip:
 # links: the TPU v4 paper (arXiv 2304.01433), 50 GB/s; tpu7x: Google Cloud's page on the chip,
 # 1,200 GB/s both ways over 3 axes
 CHIPS = {
-    "v4": Chip(275e12, 32 * GIB, 1200e9, 50e9, axes=3, devices=2),
-    "v5e": Chip(197e12, 16 * GIB, 819e9, 50e9, axes=2),
-    "v5p": Chip(459e12, 95 * GIB, 2765e9, 90e9, axes=3),
-    "v6e": Chip(918e12, 32 * GIB, 1638e9, 100e9, axes=2),
-    "tpu7x": Chip(2307e12, 192 * GIB, 7380e9, 100e9, axes=3, devices=2),
+    "v4": Chip(275e12, 32 * GIB, 1200e9, 50e9, axes=3, wraps_from=4, devices=2),
+    "v5e": Chip(197e12, 16 * GIB, 819e9, 50e9, axes=2, wraps_from=16),
+    "v5p": Chip(459e12, 95 * GIB, 2765e9, 90e9, axes=3, wraps_from=4),
+    "v6e": Chip(918e12, 32 * GIB, 1638e9, 100e9, axes=2, wraps_from=16),
+    "tpu7x": Chip(2307e12, 192 * GIB, 7380e9, 100e9, axes=3, wraps_from=4, devices=2),
 }
-WRAPS_FROM = 4  # a torus axis closes to a ring from this many chips on
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,14 @@ class Slice:
         total = 0
         for a, b, size in zip(one, other, self.shape, strict=False):
             straight = abs(a - b)
-            total += min(straight, size - straight) if size >= WRAPS_FROM else straight
+            wraps = size >= self.chip.wraps_from
+            total += min(straight, size - straight) if wraps else straight
         return total
+
+    def links(self, axis: int) -> int:
+        """Links of a chip along an axis that a ring of collectives can use: both ways around where
+        the axis closes, else one, since the last chip of a line has no other."""
+        return 2 if self.shape[axis] >= self.chip.wraps_from else 1
 
 
 def parse_topology(name: str) -> tuple[Chip, tuple[int, ...]]:

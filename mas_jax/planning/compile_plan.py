@@ -1,8 +1,9 @@
 """What a training step needs and costs on a slice, by the real TPU compiler: memory, FLOPs, bytes,
 collectives, seconds, and from these questions an hour and chip-hours.
 
-Every figure of time is a bound from below (the slower of compute and memory for each instruction,
-plus the collectives that nothing covers), so utilisations are named `bound_mfu`. Dimensions: D
+Every figure of time is an estimate by the chip's peaks (for each instruction the slower of compute
+and memory, plus the collectives that nothing covers), so utilisations are named `bound_mfu`: a real
+chip reaches less. Dimensions: D
 model, F ffw, V vocabulary, N query heads, K kv heads, H head dim, L layers, T positions.
 Must not know: tables, flags.
 """
@@ -54,11 +55,11 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """Of all its runs in a step, at least."""
+        """Of all its runs in a step, at the chip's peaks."""
         return self.runs * self.cost.seconds
 
     def bound_mfu(self, place: Slice) -> float:
-        """Model FLOPs over what the chips could do in the bound's time: an upper bound of MFU."""
+        """Model FLOPs over what the chips could do in that time."""
         peak = place.peak_flops * len(place.devices)
         return self.model_flops / (peak * self.cost.seconds) if self.cost.seconds else 0.0
 
@@ -79,7 +80,7 @@ class Plan:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, at least: the phases follow each other."""
+        """Seconds of a step at the chips' peaks: the phases follow each other."""
         return sum(phase.seconds for phase in self.phases)
 
     @property
@@ -95,11 +96,11 @@ class Plan:
 
     @property
     def questions_per_hour(self) -> float:
-        """At most."""
-        return 3600 * self.run.config.train.questions / self.step_s
+        """At the chips' peaks; 0 where a phase could not be compiled."""
+        return 3600 * self.run.config.train.questions / self.step_s if self.step_s else 0.0
 
     def chip_hours(self, steps: int) -> float:
-        """Of so many steps, at least."""
+        """Of so many steps at the chips' peaks."""
         return steps * self.step_s / 3600 * self.run.place.num_chips
 
 
@@ -120,7 +121,7 @@ def forward_flops(config: qwen3.ModelConfig, rows: float, length: float) -> floa
     return rows * (2 * matmul_params(config) * length + attention)
 
 
-def splash_kernels(length: int) -> Kernels:
+def splash_kernels(config: qwen3.ModelConfig, length: int) -> Kernels:
     """Work of the splash kernels on rows of a length: every causal tile, segments not skipped.
 
     Forward two matmuls over each pair, gradients of q three, of k and v four, as they form the
@@ -133,7 +134,9 @@ def splash_kernels(length: int) -> Kernels:
             return None
         kind = next(kind for kind in ("dkv", "dq", "fwd") if kind in one.name)
         attended = max((a for a in one.arrays if a.dtype != "s32"), key=lambda a: a.size)
-        flops = matmuls[kind] * 2 * attended.size * length / 2
+        # the gradients of keys and values have those heads, and every query head took part in them
+        size = attended.size * (config.num_heads / config.num_kv_heads if kind == "dkv" else 1)
+        flops = matmuls[kind] * 2 * size * length / 2
         moved = 3 * sum(a.num_bytes for a in one.arrays if a.space != VMEM)
         return Kernel(flops, moved)
 
@@ -162,7 +165,12 @@ def paged_kernels(
 def make_plan(
     run: run_programs.Run, workload: Workload, *, only: tuple[str, ...] = ()
 ) -> Iterator[Phase]:
-    """The phases of a step, each as soon as it is compiled. only: names of programs, () for all."""
+    """The phases of a step, each as soon as it is compiled. only: names of programs, () for all.
+
+    Raises: ValueError for a name that is none.
+    """
+    if unknown := set(only) - {*run.lower, "engine"}:
+        raise ValueError(f"{sorted(unknown)} are none of the programs {[*run.lower, 'engine']}")
     for name in run.lower:
         if not only or name in only:
             yield _training(run, name, workload)
@@ -197,7 +205,7 @@ def _training(run: run_programs.Run, name: str, workload: Workload) -> Phase:
     try:
         compiled = compiler.compile_for_tpu(run.lower[name]())
     except compiler.DoesNotFit as error:
-        needed = held + error.needed
+        needed = max(held, error.needed)  # the compiler's figure has the arguments in it
         return Phase(name, runs, Cost(), needed, tokens, model_flops, 0.0, str(error))
     reader = Reader(
         compiled.program, run.place, run.coords,
@@ -205,7 +213,7 @@ def _training(run: run_programs.Run, name: str, workload: Workload) -> Phase:
             "jit(_score)/while": micro, "jit(_gradients)/while": micro,
             "shard_map/while": math.ceil(on_device / t.chunk),
         },
-        kernels=splash_kernels(t.row_length),
+        kernels=splash_kernels(run.model, t.row_length),
     )  # fmt: skip
     m = compiled.memory
     batch = (
@@ -236,7 +244,8 @@ def _engine(run: run_programs.Run, workload: Workload) -> Iterator[Phase]:
         ]
     except compiler.DoesNotFit as error:
         for name, runs in (("prefill", prefills), ("decode", decodes)):
-            yield Phase(name, runs, Cost(), held + error.needed, 0.0, 0.0, 0.0, str(error))
+            needed = max(held, error.needed)
+            yield Phase(name, runs, Cost(), needed, 0.0, 0.0, 0.0, str(error))
         return
     context = min(workload.context, s.context)
     kernels = paged_kernels(

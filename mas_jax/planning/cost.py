@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mas_jax.planning.chips import Slice
 from mas_jax.planning.hlo import HBM, Computation, Instruction, Program, trip_count
 
@@ -78,7 +80,8 @@ class Cost:
         return self.busy_s + self.exposed_s
 
     def plus(self, other: "Cost", factor: float) -> "Cost":
-        """This and `factor` times the other; of both the longest stretch of waiting."""
+        """This and `factor` times the other; the longest wait is the longer one's, or what is left
+        of all waits where the other is taken away."""
         keys = self.collectives | other.collectives
         both = {}
         for key in keys:
@@ -87,7 +90,8 @@ class Cost:
             both[key] = Collective(
                 *key, mine.count + factor * its.count, mine.num_bytes + factor * its.num_bytes,
                 mine.seconds + factor * its.seconds, mine.exposed_s + factor * its.exposed_s,
-                max(mine.longest_exposed_s, its.longest_exposed_s),
+                max(mine.longest_exposed_s, its.longest_exposed_s) if factor > 0
+                else mine.exposed_s + factor * its.exposed_s,
             )  # fmt: skip
         return Cost(
             self.flops + factor * other.flops, self.num_bytes + factor * other.num_bytes,
@@ -200,7 +204,7 @@ class Reader:
     def _wire(self, kind: str, one: Instruction) -> tuple[float, float, int]:
         """Bytes that a device receives, seconds on the links, and devices of a group.
 
-        Rings both ways along every torus axis that a group spans (a permutation: its longest way).
+        Rings along every torus axis that a group spans (a permutation: its longest way).
         """
         if kind == "collective-permute":
             pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", one.attributes)]
@@ -211,17 +215,23 @@ class Reader:
             # devices of one chip share its memory
             return num_bytes, hops * num_bytes / self.place.chip.link_bandwidth, len(pairs)
         group = _first_group(one.attributes, len(self.coords))
-        spans = [len({self.coords[d][axis] for d in group}) for axis in range(self.place.chip.axes)]
-        axes = sum(span > 1 for span in spans)
-        n = len(group)
-        largest = max((a.num_bytes for a in one.arrays), default=0)
+        links = sum(
+            self.place.links(axis)
+            for axis in range(self.place.chip.axes)
+            if len({self.coords[d][axis] for d in group}) > 1
+        )
+        n, results = len(group), one.arrays
+        if one.op == "all-gather-start":
+            results = results[len(results) // 2 :]  # after the operands
+        size = float(sum(a.num_bytes for a in results))
         if kind == "reduce-scatter":
-            largest *= n  # its result is one part
-        shares = {"all-reduce": 2.0, "all-to-all": 0.25}
-        num_bytes = largest * (n - 1) / n * shares.get(kind, 1.0)
-        if axes == 0:  # within a chip
+            size *= n  # its result is one part
+        num_bytes = size * (n - 1) / n * (2 if kind == "all-reduce" else 1)
+        # each part of an all-to-all passes a quarter of the ring; a gather's passes all of it
+        on_links = size * n / 4 if kind == "all-to-all" else num_bytes
+        if links == 0:  # within a chip
             return num_bytes, num_bytes / self.place.hbm_bandwidth, n
-        return num_bytes, num_bytes / (2 * axes * self.place.chip.link_bandwidth), n
+        return num_bytes, on_links / (links * self.place.chip.link_bandwidth), n
 
     # work
 
@@ -251,7 +261,20 @@ class Reader:
         an operand that it updates in place."""
         fused = self.program.computations[one.called("calls")]
         read = sum(self._read(fused, number, operand) for number, operand in enumerate(operands))
-        return self._fused_flops(fused), read + _written(fused, one)
+        return self._fused_flops(fused), read + self._written(fused, _hbm(one))
+
+    def _written(self, fused: Computation, whole: float) -> float:
+        """Bytes that a fusion writes: its result, or the updates of what it changes in place."""
+        root = fused.root
+        while root.op in ("bitcast", "copy", "convert", "reshape"):
+            root = fused.instructions[root.operands[0]]
+        if root.op == "fusion":
+            return self._written(self.program.computations[root.called("calls")], whole)
+        place = {"dynamic-update-slice": 1, "scatter": -1}.get(root.op)
+        if place is None or not whole:
+            return whole
+        update = fused.instructions[root.operands[place]]
+        return min(whole, float(sum(a.num_bytes for a in update.arrays)))
 
     def _read(self, fused: Computation, number: int, operand: Instruction) -> float:
         whole = _hbm(operand)
@@ -287,16 +310,6 @@ def _hbm(one: Instruction) -> float:
     return float(sum(a.num_bytes for a in one.arrays if a.space == HBM))
 
 
-def _written(fused: Computation, one: Instruction) -> float:
-    root = fused.root
-    while root.op in ("bitcast", "copy", "convert") and root.operands:
-        root = fused.instructions[root.operands[0]]
-    if root.op == "dynamic-update-slice":
-        update = fused.instructions[root.operands[1]]
-        return float(sum(a.num_bytes for a in update.arrays))
-    return _hbm(one)
-
-
 def _matmul_flops(computation: Computation, one: Instruction) -> float:
     """Of a matmul without batch dimensions: with sizes MK, KN and MN their product is (MKN)^2.
 
@@ -325,11 +338,23 @@ def _first_group(attributes: str, num_devices: int) -> list[int]:
         return [int(d) for d in found[1].split(",")]
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
     if iota:
-        import numpy as np
-
         sizes = [int(s) for s in iota[3].split(",")]
         ids = np.arange(math.prod(sizes)).reshape(sizes)
         if iota[4]:
             ids = ids.transpose([int(s) for s in iota[4].split(",")])
         return ids.reshape(int(iota[1]), int(iota[2]))[0].tolist()
-    return list(range(num_devices))
+    if found := re.search(r"replica_groups=mesh\['?([^\]]*)\]\s*\{([^}]*)\}", attributes):
+        return _mesh_group(found[1], found[2])
+    if "replica_groups={}" in attributes or "replica_groups" not in attributes:
+        return list(range(num_devices))
+    shown = attributes[attributes.index("replica_groups") :][:120]
+    raise ValueError(f"unknown form of groups of devices: {shown}")
+
+
+def _mesh_group(axes: str, over: str) -> list[int]:
+    """Devices that differ along some axes of a mesh alone: 0 and 1 for 'a'=4,'b'=2 over 'b'."""
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+)'?=(\d+)", axes)}
+    names = re.findall(r"(\w+)", over)
+    ids = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    index = tuple(slice(None) if name in names else 0 for name in sizes)
+    return ids[index].ravel().tolist()

@@ -63,9 +63,9 @@ def text(plan: Plan, *, steps: int) -> str:
         f"{t.questions} questions x {t.group_size}",
         f"memory: {plan.hbm_bytes / GIB:.1f} of {place.hbm_bytes / GIB:.1f} GiB a device",
         *(f"  {value / GIB:6.2f} GiB {name}" for name, value in by_size(plan)),
-        f"a step takes at least {plan.step_s:.1f} s: at most "
-        f"{plan.questions_per_hour:,.0f} questions an hour; {steps} steps take at least "
-        f"{plan.chip_hours(steps):,.0f} chip-hours",
+        f"at the chips' peaks a step takes {plan.step_s:.1f} s, "
+        f"{plan.questions_per_hour:,.0f} questions an hour, and {steps} steps "
+        f"{plan.chip_hours(steps):,.0f} chip-hours; a real run takes longer",
     ]
     return "\n".join(lines + advice(plan))
 

@@ -115,7 +115,7 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
         "optimizer state": bytes_on_device(trainer.abstract_state.opt_state),
         "the start, as reference": bytes_on_device(abstract_params(model, mesh, t.dtype)),
     }
-    for name in trainer.scored_teachers:
+    for name in sorted({*trainer.scored_teachers, *trainer.exact_teachers} - {"initial"}):
         held[f"teacher {name}"] = bytes_on_device(abstract_params(model, mesh, t.dtype))
     if trainer.has_average:
         held["average of the weights"] = held["weights"]

@@ -7,9 +7,12 @@ Must not know: models, roles, prompts.
 """
 
 import dataclasses
+import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from mas_jax.model import qwen3, sharding
 from mas_jax.records import Sample, SampleKey
@@ -40,11 +43,22 @@ class Replicas:
         else:
             config = self.engines[0].config
             params = {name: value for name, value in params.items() if name != "value_head"}
+            params = self._cast(params)  # before it moves: half of the bytes
             parts = sharding.on_each(
                 params, meshes, lambda mesh: qwen3.param_shardings(config, mesh)
             )
         for engine, part in zip(self.engines, parts, strict=True):
             engine.set_params(part)
+
+    @functools.cached_property
+    def _cast(self) -> Callable[[qwen3.Params], qwen3.Params]:
+        """Compiled: matrices in the engines' dtype, where they lie."""
+        dtype, masks = self.engines[0].settings.dtype, qwen3.decay_mask(self.engines[0].config)
+        return jax.jit(
+            lambda params: jax.tree.map(
+                lambda x, is_matrix: x.astype(dtype) if is_matrix else x, params, masks
+            )
+        )
 
     @property
     def metrics(self) -> dict[str, float]:
