@@ -133,7 +133,9 @@ def splash_kernels(config: qwen3.ModelConfig, length: int) -> Kernels:
         if "tpu_custom_call" not in one.attributes or "splash" not in one.name:
             return None
         kind = next(kind for kind in ("dkv", "dq", "fwd") if kind in one.name)
-        attended = max((a for a in one.arrays if a.dtype != "s32"), key=lambda a: a.size)
+        # beside it there are sums of each query, which the kernel keeps as wide as a lane
+        wide = [a for a in one.arrays if a.shape[-1] == config.head_dim]
+        attended = max(wide, key=lambda a: a.size)
         # the gradients of keys and values have those heads, and every query head took part in them
         size = attended.size * (config.num_heads / config.num_kv_heads if kind == "dkv" else 1)
         flops = matmuls[kind] * 2 * size * length / 2
