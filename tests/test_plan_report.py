@@ -1,0 +1,90 @@
+"""What a plan says: published model FLOPs, totals by hand, advice where something does not fit."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mas_jax.config import default_config
+from mas_jax.model import qwen3
+from mas_jax.planning import chips, report
+from mas_jax.planning.compile_plan import Phase, Plan, Workload, forward_flops, matmul_params
+from mas_jax.planning.cost import Collective, Cost
+
+GIB = chips.GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "forward_gflops", "attention_gflops"),
+    [("qwen3-0.6b", 1.19, 1.41), ("qwen3-4b", 8.04, 3.62), ("qwen3-8b", 15.1, 3.62)],
+)
+def test_model_flops_are_the_published_ones(name, forward_gflops, attention_gflops):
+    # METHODS 8.4: forward a token, and what causal attention adds at 4k to a training token
+    config = qwen3.PRESETS[name]
+    matmuls = 2 * matmul_params(config)
+    assert matmuls == pytest.approx(forward_gflops * 1e9, rel=0.01)
+    attention = 3 * (forward_flops(config, 1, 4096) / 4096 - matmuls)
+    assert attention == pytest.approx(attention_gflops * 1e9, rel=0.01)
+
+
+def phase(name: str = "gradients", *, gib: float = 20.0, error: str = "") -> Phase:
+    """A phase of two runs, each of 3 s, one of them waiting."""
+    waiting = Collective("all-gather", 4, 1.0, 5e9, 1.0, 1.0, 0.5)
+    cost = Cost() if error else Cost(918e12, 1e9, 2.0, {("all-gather", 4): waiting})
+    return Phase(name, 2.0, cost, gib * GIB, 12_000.0, 4 * 918e12, 10.0, error)
+
+
+def plan(*phases: Phase, held: dict[str, float]) -> Plan:
+    chip, shape = chips.parse_topology("v6e:2x2")
+    place = chips.Slice("v6e:2x2", chip, shape, tuple("abcd"))
+    run = SimpleNamespace(
+        place=place, held={name: gib * GIB for name, gib in held.items()},
+        config=default_config(), num_engines=2, sampler_mesh=SimpleNamespace(size=2),
+    )  # fmt: skip
+    return Plan(run, Workload(), phases)
+
+
+def test_totals_follow_from_the_phases():
+    found = plan(phase(), held={"weights": 10.0})
+    assert found.step_s == 6.0
+    assert found.questions_per_hour == 600 * found.run.config.train.questions
+    assert found.chip_hours(300) == pytest.approx(300 * 6 / 3600 * 4)
+    one = found.phases[0]
+    # four devices at peak for 3 s could do 12 x 918 TFLOP
+    assert one.bound_mfu(found.run.place) == pytest.approx(1 / 3)
+    assert one.exposed_frac == pytest.approx(0.5 / 3)
+    line = report.rows(found)[0]
+    assert line[:4] == ["gradients", "2", "20.0", "918.00"]
+    assert line[5:] == ["5.00", "33", "6.00", "100", "1,000", "0.33"]
+
+
+def test_what_fits_gets_no_advice():
+    found = plan(phase(), held={"weights": 10.0})
+    assert found.fits
+    assert report.advice(found) == []
+    assert "DOES NOT FIT" not in report.text(found, steps=10)
+
+
+@pytest.mark.parametrize(
+    ("held", "gib", "said"),
+    [
+        ({"weights": 8.0, "page pool": 20.0}, 35.0, "page pool (20.0 GiB): try fewer engine.num"),
+        ({"optimizer state": 30.0, "weights": 4.0}, 36.0, "optimizer state (30.0 GiB): try a lar"),
+        ({"teacher teacher": 34.0}, 36.0, "teacher (34.0 GiB): try a larger train.mesh.fsdp"),
+        ({"weights": 8.0}, 40.0, "its own work (32.0 GiB): try train.micro_rows"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_with_the_setting_to_change(held, gib, said):
+    found = plan(phase("optimizer", gib=1.0), phase(gib=gib), held=held)
+    assert not found.fits
+    (line,) = report.advice(found)
+    start = f"DOES NOT FIT: gradients needs {gib:.1f} GiB a device, {gib - 32:.1f} too many"
+    assert line.startswith(start)
+    assert said in line
+
+
+def test_a_program_that_could_not_be_compiled_is_no_crash():
+    found = plan(phase(gib=40.0, error="needs 40.0 of 31.2 GiB"), held={"weights": 8.0})
+    assert not found.fits
+    text = report.text(found, steps=10)
+    assert "DOES NOT FIT: gradients needs 40.0 GiB" in text
+    assert "0 questions an hour" in text
