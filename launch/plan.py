@@ -47,18 +47,19 @@ def main(argv: list[str]) -> None:
         config = run_programs.fit_mesh(config, place)
         model = model_of(MODEL.value, config.model.checkpoint)
         run = run_programs.make_run(config, model, place, stage)
+        if unknown := set(ONLY.value) - set(run.program_names):
+            raise ValueError(
+                f"--only: {sorted(unknown)} are none of the programs {list(run.program_names)}"
+            )
     except (ValueError, ModuleNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     workload = compile_plan.Workload(INPUT.value, OUTPUT.value)
     phases = []
-    try:
-        with console.status("compiling") as status:
-            for phase in compile_plan.make_plan(run, workload, only=tuple(ONLY.value)):
-                phases.append(phase)
-                console.print(f"{phase.name}: compiled in {phase.compile_s:.0f} s {phase.error}")
-                status.update(f"compiling, {len(phases)} done")
-    except ValueError as error:
-        raise app.UsageError(f"--only: {error}") from error
+    with console.status("compiling") as status:
+        for phase in compile_plan.make_plan(run, workload, only=tuple(ONLY.value)):
+            phases.append(phase)
+            console.print(f"{phase.name}: compiled in {phase.compile_s:.0f} s {phase.error}")
+            status.update(f"compiling, {len(phases)} done")
     plan = compile_plan.Plan(run, workload, tuple(phases))
     print(report.text(plan, steps=config.stages[stage].steps))
     sys.exit(0 if plan.fits else 3)

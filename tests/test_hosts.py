@@ -160,3 +160,10 @@ def test_sigterm_reaches_the_worker(tmp_path):
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
     assert [code for code, _, _ in ended(processes)] == [0, 0]
+
+
+def test_an_interrupted_worker_asks_to_be_started_again(monkeypatch):
+    monkeypatch.delenv(hosts.WORKER, raising=False)
+    assert hosts.interrupted_code() == 0
+    monkeypatch.setenv(hosts.WORKER, "1")
+    assert hosts.interrupted_code() == hosts.RESUMABLE

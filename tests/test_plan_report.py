@@ -54,7 +54,7 @@ def test_totals_follow_from_the_phases():
     assert one.exposed_frac == pytest.approx(0.5 / 3)
     line = report.rows(found)[0]
     assert line[:4] == ["gradients", "2", "20.0", "918.00"]
-    assert line[5:] == ["5.00", "33", "6.00", "100", "1,000", "0.33"]
+    assert line[5:] == ["5.00", "33", "17", "6.00", "100", "1,000", "0.33"]
 
 
 def test_what_fits_gets_no_advice():

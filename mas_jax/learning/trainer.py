@@ -113,7 +113,8 @@ class Trainer:
 
     def lower(self, name: str, shape: tuple[int, int, int]) -> jax.stages.Lowered:
         """One of `program_names` for batches of a shape [M, B, T], to be compiled where the mesh
-        is; teachers' parameters may be shapes with shardings."""
+        is; teachers' parameters may be shapes with shardings. Raises: ValueError for another name.
+        """
         state, batch = self.abstract_state, update.abstract_batch(self.mesh, shape)
         num_micro, floats = jax.ShapeDtypeStruct((), jnp.int32), batch.weights_MBT
         if name == "score of the policy":
@@ -127,6 +128,8 @@ class Trainer:
             with jax.set_mesh(self.mesh):
                 is_last = jax.ShapeDtypeStruct((), jnp.bool_)
                 return self._apply.lower(state, state.params, is_last)
+        if name != "gradients":
+            raise ValueError(f"{name!r} is none of {self.program_names}")
         known = [*self._scored, *(["ema"] if self._score_average else [])]
         old = floats if self.has_critic or self._updates_per_batch > 1 else None
         critic = floats if self.has_critic else None

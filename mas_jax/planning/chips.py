@@ -5,7 +5,6 @@ torus axes, each with a link to either side. Must not know: models, programs, co
 """
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,8 +112,6 @@ def make_slice(name: str) -> Slice:
     Raises: ValueError for a bad name; ModuleNotFoundError without libtpu.
     """
     chip, shape = parse_topology(name)
-    # without these libtpu asks the cloud's metadata server what machine this is, for minutes
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     try:
         import libtpu  # noqa: F401  whether it is there
     except ModuleNotFoundError as error:

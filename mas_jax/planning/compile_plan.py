@@ -3,8 +3,7 @@ collectives, seconds, and from these questions an hour and chip-hours.
 
 Every figure of time is an estimate by the chip's peaks (for each instruction the slower of compute
 and memory, plus the collectives that nothing covers), so utilisations are named `bound_mfu`: a real
-chip reaches less. Dimensions: D
-model, F ffw, V vocabulary, N query heads, K kv heads, H head dim, L layers, T positions.
+chip reaches less.
 Must not know: tables, flags.
 """
 
@@ -16,9 +15,7 @@ from mas_jax.model import qwen3
 from mas_jax.planning import compiler, run_programs
 from mas_jax.planning.chips import Slice
 from mas_jax.planning.cost import Cost, Kernel, Kernels, Reader, extrapolated
-from mas_jax.planning.hlo import Instruction
-
-VMEM = 1
+from mas_jax.planning.hlo import HBM, Instruction
 
 
 @dataclass(frozen=True)
@@ -88,11 +85,14 @@ class Plan:
         """Of the phase that needs most."""
         return max(phase.hbm_bytes for phase in self.phases)
 
+    def has_room(self, phase: Phase) -> bool:
+        """Whether a phase could be compiled and fits into a device beside what is held."""
+        return not phase.error and phase.hbm_bytes <= self.run.place.hbm_bytes
+
     @property
     def fits(self) -> bool:
         """Whether every phase has room."""
-        limit = self.run.place.hbm_bytes
-        return all(not p.error and p.hbm_bytes <= limit for p in self.phases)
+        return all(self.has_room(phase) for phase in self.phases)
 
     @property
     def questions_per_hour(self) -> float:
@@ -139,7 +139,7 @@ def splash_kernels(config: qwen3.ModelConfig, length: int) -> Kernels:
         # the gradients of keys and values have those heads, and every query head took part in them
         size = attended.size * (config.num_heads / config.num_kv_heads if kind == "dkv" else 1)
         flops = matmuls[kind] * 2 * size * length / 2
-        moved = 3 * sum(a.num_bytes for a in one.arrays if a.space != VMEM)
+        moved = 3 * sum(a.num_bytes for a in one.arrays if a.space == HBM)
         return Kernel(flops, moved)
 
     return _kernel
@@ -167,12 +167,10 @@ def paged_kernels(
 def make_plan(
     run: run_programs.Run, workload: Workload, *, only: tuple[str, ...] = ()
 ) -> Iterator[Phase]:
-    """The phases of a step, each as soon as it is compiled. only: names of programs, () for all.
+    """The phases of a step, each as soon as it is compiled.
 
-    Raises: ValueError for a name that is none.
+    only: of `run.program_names`, () for all.
     """
-    if unknown := set(only) - {*run.lower, "engine"}:
-        raise ValueError(f"{sorted(unknown)} are none of the programs {[*run.lower, 'engine']}")
     for name in run.lower:
         if not only or name in only:
             yield _training(run, name, workload)
@@ -218,13 +216,12 @@ def _training(run: run_programs.Run, name: str, workload: Workload) -> Phase:
         kernels=splash_kernels(run.model, t.row_length),
     )  # fmt: skip
     m = compiled.memory
-    batch = (
-        max(0.0, m.arguments - held)
-        if not is_pass
-        else 8 * 4 * micro * tokens_micro / len(run.coords)
-    )
+    # eight arrays of a batch, whose micro-batches are filled up to a power of two
+    micro_rows = (1 << (micro - 1).bit_length()) * t.micro_rows
+    rows = micro_rows / (run.mesh.shape["data"] * run.mesh.shape["fsdp"]) if is_pass else 0
+    batch = 8 * 4 * rows * t.row_length
     gradient = run.held["weights"] if name == "optimizer" else 0.0
-    hbm = held + m.temporaries + m.results + m.code + min(batch, m.arguments) + gradient
+    hbm = held + m.temporaries + m.results + m.code + batch + gradient
     return Phase(name, runs, reader.cost(), hbm, tokens, model_flops, compiled.seconds)
 
 

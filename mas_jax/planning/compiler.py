@@ -4,8 +4,10 @@ libtpu writes the program as text into a directory when it is told so before it 
 process that plans calls `start_compiler` first of all. Must not know: models, configs.
 """
 
+import atexit
 import os
 import re
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -53,6 +55,7 @@ def start_compiler() -> None:
     if _directory is not None:
         return
     _directory = Path(tempfile.mkdtemp(prefix="mas_jax_plan_"))
+    atexit.register(shutil.rmtree, _directory, ignore_errors=True)
     jax.config.update("jax_platforms", "cpu")
     # without it libtpu asks the cloud what machine this is, for minutes
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"

@@ -1,4 +1,4 @@
-"""What a compiled program costs one device: FLOPs, HBM bytes, collectives, and a bound in seconds.
+"""What a compiled program costs one device: FLOPs, HBM bytes, collectives, seconds at its peaks.
 
 Every instruction is counted as often as its loops turn. XLA's own account counts a loop's body
 once and does not see into a kernel; here the first is read off the program, the second is given as
@@ -61,7 +61,7 @@ class Cost:
     """Of one run of a program on one device.
 
     busy_s: every instruction at the speed of its compute or its bytes, whichever takes longer;
-    with what is waited for collectives that is `seconds`, a bound from below.
+    with what is waited for collectives that is `seconds`.
     """
 
     flops: float = 0.0
@@ -76,7 +76,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """The bound."""
+        """At the chip's peaks."""
         return self.busy_s + self.exposed_s
 
     def plus(self, other: "Cost", factor: float) -> "Cost":
@@ -311,10 +311,8 @@ def _hbm(one: Instruction) -> float:
 
 
 def _matmul_flops(computation: Computation, one: Instruction) -> float:
-    """Of a matmul without batch dimensions: with sizes MK, KN and MN their product is (MKN)^2.
-
-    With batch dimensions of B it is B (MKN)^2 B^2 / B^2: their number is divided out.
-    """
+    """Twice the products of a matmul: its arrays of MK, KN and MN elements multiply to (MKN)^2, and
+    with B of each to B^3 (MKN)^2, which is B times the square of B MKN. Integers count nothing."""
     if one.op not in ("dot", "convolution") or one.arrays[0].dtype[0] in "us":
         return 0.0
     operands = [computation.instructions[name].arrays[0] for name in one.operands]

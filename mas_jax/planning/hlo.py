@@ -150,25 +150,6 @@ def parse(text: str) -> Program:
     return Program(computations, entry)
 
 
-def _value(program: Program, computation: Computation, name: str) -> int | None:
-    """The integer that a name stands for in a computation, through copies and tuples."""
-    one = computation.instructions.get(name)
-    while one is not None and one.op in ("copy", "bitcast", "convert") and one.operands:
-        one = computation.instructions.get(one.operands[0])
-    if one is not None and one.op == "constant" and re.fullmatch(r"-?\d+", one.literal):
-        return int(one.literal)
-    return None
-
-
-def _carried(computation: Computation, name: str) -> int | None:
-    """Which element of a loop's carry a name is."""
-    one = computation.instructions.get(name)
-    if one is not None and one.op == "get-tuple-element":
-        found = re.search(r"index=(\d+)", one.attributes)
-        return int(found[1]) if found else None
-    return None
-
-
 def trip_count(program: Program, caller: Computation, loop: Instruction) -> int | None:
     """How often a while loop turns; None where that is data.
 
@@ -229,19 +210,20 @@ def _carried(computation: Computation, name: str) -> int | None:
 
 
 def _step(body: Computation, name: str, counter: int) -> int | None:
-    """By how much a loop's body moves its counter; 1 where a fusion hides it."""
-    total, one = 0, body.instructions.get(name)
-    while one is not None:
+    """By how much a loop's body moves its counter, through copies and additions of constants; 1
+    where a fusion hides it."""
+    total = 0
+    while (one := body.instructions.get(name)) is not None:
         if one.op == "fusion":
             return total + 1
         if one.op == "copy":
-            one = body.instructions.get(one.operands[0])
-            continue
-        if one.op != "add":
-            return total if _carried(body, one.name) == counter else None
-        values = [_value(body, operand) for operand in one.operands]
-        if None not in values or values == [None, None]:
-            return None if values != [None, None] else total + 1
-        total += next(v for v in values if v is not None)
-        one = body.instructions.get(one.operands[values.index(None)])
+            name = one.operands[0]
+        elif one.op == "add":
+            constants = [_value(body, operand) for operand in one.operands]
+            if constants.count(None) != 1:
+                return None
+            name = one.operands[constants.index(None)]
+            total += sum(value for value in constants if value is not None)
+        else:
+            return total if _carried(body, name) == counter else None
     return None

@@ -20,8 +20,8 @@ PROGRAM_KNOBS = (
     "train.remat=full, a smaller train.chunk, or a larger train.mesh.tensor"
 )
 COLUMNS = (
-    "phase", "runs", "HBM GiB", "TFLOP", "GB", "ICI GB", "wait %", "seconds", "share %",
-    "tokens/s/chip", "bound_mfu",
+    "phase", "runs", "HBM GiB", "TFLOP", "GB", "ICI GB", "wait %", "longest %", "seconds",
+    "share %", "tokens/s/chip", "bound_mfu",
 )  # fmt: skip
 
 
@@ -36,6 +36,7 @@ def rows(plan: Plan) -> list[list[str]]:
             p.name, f"{p.runs:.0f}", f"{p.hbm_bytes / GIB:.1f}", f"{p.cost.flops / 1e12:.2f}",
             f"{p.cost.num_bytes / 1e9:.2f}", f"{moved / 1e9:.2f}",
             f"{100 * p.cost.exposed_s / p.cost.seconds:.0f}" if p.cost.seconds else "-",
+            f"{100 * p.exposed_frac:.0f}" if p.cost.seconds else "-",
             f"{p.seconds:.2f}", f"{100 * p.seconds / total:.0f}" if total else "-",
             f"{rate:,.0f}" if p.tokens else "-",
             f"{p.bound_mfu(place):.2f}" if p.model_flops and p.cost.seconds else "-",
@@ -77,11 +78,7 @@ def by_size(plan: Plan) -> list[tuple[str, float]]:
 
 def advice(plan: Plan) -> list[str]:
     """One line for each phase that does not fit: by how much, which tensors, which settings."""
-    return [_advice(plan, phase) for phase in plan.phases if not _fits(plan, phase)]
-
-
-def _fits(plan: Plan, phase: Phase) -> bool:
-    return not phase.error and phase.hbm_bytes <= plan.run.place.hbm_bytes
+    return [_advice(plan, phase) for phase in plan.phases if not plan.has_room(phase)]
 
 
 def _advice(plan: Plan, phase: Phase) -> str:

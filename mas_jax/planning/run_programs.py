@@ -44,6 +44,11 @@ class Run:
     held: Mapping[str, float]
 
     @property
+    def program_names(self) -> tuple[str, ...]:
+        """All that a plan can compile."""
+        return (*self.lower, "engine")
+
+    @property
     def num_engines(self) -> int:
         """Engines of the slice, which all sample at once."""
         return self.mesh.size // self.sampler_mesh.size
@@ -107,7 +112,6 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     model = dataclasses.replace(model, value_head=t.value_head)
     trainer = _trainer(config, model, mesh, stage)
     shape = (2, t.micro_rows, t.row_length)
-    # what an engine's calls look like does not depend on the platform of this process
     settings = EngineSettings(**config.engine)
     sampled = dataclasses.replace(model, value_head=False)
     held = {
@@ -123,7 +127,7 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     held["the sampler's weights"] = bytes_on_device(engine_args[0])
     held["page pool"] = bytes_on_device(engine_args[1])
     lower = {name: (lambda name=name: trainer.lower(name, shape)) for name in trainer.program_names}
-    lower["resharding"] = lambda: _lower_resharding(model, config, mesh, place)
+    lower["resharding"] = lambda: _lower_resharding(model, config, mesh)
     return Run(config, model, place, mesh, sampler_mesh, settings, lower, held)
 
 
@@ -197,16 +201,17 @@ def _split_shardings(model: qwen3.ModelConfig, mesh: Mesh) -> qwen3.Params:
 
 
 def _lower_resharding(
-    model: qwen3.ModelConfig, config: ConfigDict, mesh: Mesh, place: Slice
+    model: qwen3.ModelConfig, config: ConfigDict, mesh: Mesh
 ) -> jax.stages.Lowered:
-    """Parameters from the training layout to every engine's, cast to the sampler's dtype."""
-    size = math.prod(config.mesh.values())
-    devices = list(mesh.devices.flat)
-    hosts = sharding.make_mesh(data=len(devices) // size, tensor=size, devices=devices)
-    dtype = jnp.dtype(config.engine.dtype)
+    """Parameters from the training layout to every engine's, in the sampler's dtype: one program
+    for what `sharding.on_each` does leaf by leaf."""
+    m, devices = config.mesh, list(mesh.devices.flat)
+    engines = sharding.make_mesh(
+        data=len(devices) // (m.fsdp * m.tensor), fsdp=m.fsdp, tensor=m.tensor, devices=devices
+    )
     cast = jax.jit(
-        lambda params: jax.tree.map(lambda x: x.astype(dtype), params),
+        lambda params: calls.cast(params, model, config.engine.dtype),
         in_shardings=(qwen3.param_shardings(model, mesh),),
-        out_shardings=qwen3.param_shardings(model, hosts),
+        out_shardings=qwen3.param_shardings(model, engines),
     )
     return cast.lower(abstract_params(model, mesh, config.train.param_dtype))

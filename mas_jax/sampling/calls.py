@@ -45,6 +45,12 @@ def pool_shapes(
     ]
 
 
+def cast(params: qwen3.Params, config: qwen3.ModelConfig, dtype: str) -> qwen3.Params:
+    """Parameters with their matrices in the dtype in which they are used; vectors as they are."""
+    masks = qwen3.decay_mask(config)  # True for matrices
+    return jax.tree.map(lambda x, is_matrix: x.astype(dtype) if is_matrix else x, params, masks)
+
+
 def by_layer(
     config: qwen3.ModelConfig, settings: EngineSettings, mesh: Mesh | None
 ) -> Callable[[qwen3.Params], qwen3.Params]:
@@ -57,10 +63,7 @@ def by_layer(
         return layer if is_split else qwen3.fuse_layer(layer)
 
     def _by_layer(params):
-        masks = qwen3.decay_mask(config)  # True for matrices, which are cast at use anyway
-        params = jax.tree.map(
-            lambda x, is_matrix: x.astype(settings.dtype) if is_matrix else x, params, masks
-        )
+        params = cast(params, config, settings.dtype)
         layers = [_layer(params, index) for index in range(config.num_layers)]
         angles = qwen3.rotary(config, jnp.arange(settings.context))
         return params | {"layers": layers, "rotary": angles}
@@ -98,13 +101,6 @@ def lower_call(
     )
     with jax.set_mesh(mesh):
         return jitted.lower(*args)
-
-
-def compile_call(
-    kind: str, config: qwen3.ModelConfig, mesh: Mesh | None, args: tuple
-) -> jax.stages.Compiled:
-    """`lower_call`, compiled."""
-    return lower_call(kind, config, mesh, args).compile()
 
 
 # host arrays

@@ -102,7 +102,9 @@ class Device:
         args = (self._params, self._pool, *args)
         start = time.perf_counter()
         if (kind, bucket) not in self._programs:
-            self._programs[kind, bucket] = calls.compile_call(kind, self.config, self.mesh, args)
+            self._programs[kind, bucket] = calls.lower_call(
+                kind, self.config, self.mesh, args
+            ).compile()
             self.metrics.compilations += 1
             self.metrics.compile_s += time.perf_counter() - start
             start = time.perf_counter()

@@ -16,6 +16,7 @@ import jax
 
 from mas_jax.model import qwen3, sharding
 from mas_jax.records import Sample, SampleKey
+from mas_jax.sampling import calls
 from mas_jax.sampling.engine import Engine
 
 
@@ -53,12 +54,8 @@ class Replicas:
     @functools.cached_property
     def _cast(self) -> Callable[[qwen3.Params], qwen3.Params]:
         """Compiled: matrices in the engines' dtype, where they lie."""
-        dtype, masks = self.engines[0].settings.dtype, qwen3.decay_mask(self.engines[0].config)
-        return jax.jit(
-            lambda params: jax.tree.map(
-                lambda x, is_matrix: x.astype(dtype) if is_matrix else x, params, masks
-            )
-        )
+        config, dtype = self.engines[0].config, self.engines[0].settings.dtype
+        return jax.jit(lambda params: calls.cast(params, config, dtype))
 
     @property
     def metrics(self) -> dict[str, float]:
