@@ -117,6 +117,9 @@ class Stage:
     config: Mapping[str, Any]
 
 
+ON_DEVICE = ("score", "role_gradients", "update")  # phases that wait for programs alone
+
+
 class Phases:
     """Seconds that the phases of one step take."""
 
@@ -130,9 +133,13 @@ class Phases:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def metrics(self, step_s: float, num_tokens: int) -> dict[str, float]:
-        """Shares of the step, and tokens trained on a second."""
+    def metrics(self, step_s: float, num_tokens: int, sampled_s: float | None) -> dict[str, float]:
+        """Shares of the step, and tokens trained on a second. sampled_s: in which the engines
+        computed, None if nobody counted; with it host_frac is the share in which no program ran."""
         shares = {f"time/{name}_frac": s / step_s for name, s in self.seconds.items()}
+        if sampled_s is not None:
+            trained_s = sum(self.seconds.get(name, 0.0) for name in ON_DEVICE)
+            shares["time/host_frac"] = 1.0 - (sampled_s + trained_s) / step_s
         return shares | {"time/step_s": step_s, "time/tokens_per_s": num_tokens / step_s}
 
 
@@ -234,6 +241,7 @@ def _step(
     """The state after one step, and its metrics."""
     s, programme = stage.settings, stage.programme
     start_s, phases = time.perf_counter(), Phases()
+    sampled_s = stage.sampler_counts().get("device_s")
     with phases("publish"):
         stage.publish(state.params)
     with phases("rollout"):
@@ -276,10 +284,15 @@ def _step(
         logger.warning(
             "step %d: no update, the gradient's norm is %g", step, values["update/gradient_norm"]
         )
-    values |= {f"engine/{name}": float(x) for name, x in stage.sampler_counts().items()}
+    counted = stage.sampler_counts()
+    values |= {f"engine/{name}": float(x) for name, x in counted.items()}
+    if sampled_s is not None:
+        sampled_s = counted["device_s"] - sampled_s
     seconds = phases.seconds
     values |= cost.of_step(
         episodes, {role: s.updates_per_batch * n for role, n in role_tokens.items()},
         play_s=seconds["rollout"], train_s=seconds["score"] + seconds["update"],
     )  # fmt: skip
-    return state, values | phases.metrics(time.perf_counter() - start_s, stats.num_tokens)
+    return state, values | phases.metrics(
+        time.perf_counter() - start_s, stats.num_tokens, sampled_s
+    )
