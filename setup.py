@@ -16,7 +16,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mas_jax", "mas_jax.*"]),
-    package_data={"mas_jax": ["assets/*/*"], "mas_jax.agents": ["prompts/*/*"]},
+    package_data={"mas_jax": ["assets/*/*"], "mas_jax.agents": ["prompts/*/*", "*.json"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
@@ -25,6 +25,7 @@ setup(
         "huggingface_hub>=1,<3",
         "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
         "jax>=0.10,<0.12",
+        "jsonschema>=4.20,<5",
         "matplotlib>=3.8,<4",
         "ml-collections>=1.0,<2",
         "numpy>=2.0,<3",

@@ -23,8 +23,9 @@ def role(**changes) -> ConfigDict:
             scale="std", scale_eps=1e-6, drop_zero_variance=False, teacher="teacher", beta=0.01,
             log_ratio_clip=0.0, future_discount=0.0, gae_discount=1.0, gae_decay=1.0,
             policy_loss="ppo", clip_low=0.2, clip_high=0.2, dual_clip=0.0, divergence="none",
-            divergence_coef=1.0, jsd_beta=0.5, kl_coef=0.0, kl_reference="teacher",
-            kl_estimator="k3", entropy_coef=1e-3, value_coef=0.5, value_clip=0.0,
+            divergence_coef=1.0, jsd_beta=0.5, gate_slope=5.0, view="none",
+            kl_coef=0.0, kl_reference="teacher", kl_estimator="k3", entropy_coef=1e-3,
+            value_coef=0.5, value_clip=0.0,
             correction="none", correction_cap=2.0, aggregation="token", weight=1.0,
             outcome="correct", key_weight=0.618, turn_reward="none", step_weight=1.0,
             step_discount=0.95, step_similarity=0.9,
@@ -140,6 +141,12 @@ def default_config() -> ConfigDict:
             max_tokens=256, max_chars=24_000, base_url="", key_variable="", model="", cache="",
         )
     )  # fmt: skip
+    # learning/privileged.py: what teachers of rows with view="privileged" read beside the question.
+    # protocols: a file of launch/build_protocols.py; fields of agents/protocol.py FIELDS, () for
+    # all; form: "json" or "toy"; control: "none", "empty", "shuffled" or "wrong"
+    config.privileged = ConfigDict(
+        dict(protocols="", fields=(), form="toy", control="none", fallback="rollout")
+    )
     # checkpoint: a directory in the Hugging Face layout; ema_decay: of the teacher named "ema"
     config.teacher = ConfigDict(dict(checkpoint="", ema_decay=0.99))
     config.certify = ConfigDict(  # is the teacher better than the untrained cascade?
@@ -151,7 +158,8 @@ def default_config() -> ConfigDict:
             updates_per_batch=1, temperature=1.0,
             # agents/tree.py Shape: the group is the leaves of so many trees; 0 for whole episodes
             tree=dict(trees=0, expansions=2, rounds=1),
-            micro_rows=4, row_length=384, chunk=1024, mesh=dict(data=1, fsdp=1, tensor=1),
+            micro_rows=4, row_length=384, view_length=0, chunk=1024,
+            mesh=dict(data=1, fsdp=1, tensor=1),
             dtype="float32", param_dtype="float32", remat="none", backend="auto",
             value_head=False, whiten=True,
             checkpoint_interval=10, keep_checkpoints=2,
@@ -299,6 +307,46 @@ def tree_grpo(config: ConfigDict) -> ConfigDict:
     config.train.tree.update(dict(trees=2, expansions=2, rounds=1))  # tree_search_m, _n, _l
     config.train.group_size = 6  # tree_search_k=3: all leaves of both trees
     return config
+
+
+# --- MAPD and what it is compared with, METHODS 2 -------------------------------------------------
+
+
+def protocol_grpo(config: ConfigDict, **changes) -> ConfigDict:
+    """The single agent by outcome GRPO, as all of these have it: 3 searches, then the answer; the
+    mean over a sequence, then over sequences; KL 0.001 (k3) to the start. changes: to its row."""
+    shared = dict(aggregation="sequence", entropy_coef=0.0)
+    config = single_agent(config, turns=4, **shared | changes)
+    config.train.view_length = 2 * config.train.row_length
+    return config
+
+
+def mapd(config: ConfigDict, **changes) -> ConfigDict:
+    """GRPO and 0.05 times the exact reverse KL to the same weights with the protocol before them,
+    a mean over tokens."""
+    shared = dict(divergence="reverse_kl", divergence_coef=0.05, teacher="live", view="privileged")
+    return protocol_grpo(config, **shared | changes)
+
+
+def opsd(config: ConfigDict) -> ConfigDict:
+    """The privileged branch alone, without a reward."""
+    return mapd(config, advantages=(), divergence_coef=1.0)
+
+
+def ema_branch(config: ConfigDict) -> ConfigDict:
+    """As SDPO: the privileged branch is an average of the weights, which follows slowly."""
+    return mapd(config, teacher="ema")
+
+
+def sdar(config: ConfigDict) -> ConfigDict:
+    """GRPO and 0.01 times SDAR's gated log-ratio, gate slope 5. WARNING: see
+    `losses.gated_log_ratio`; its teacher only weighs the policy's own tokens."""
+    return mapd(config, divergence="gated_log_ratio", divergence_coef=0.01, gate_slope=5.0)
+
+
+def grpo_opsd(config: ConfigDict) -> ConfigDict:
+    """SDAR's "GRPO+OPSD": no gate. WARNING: no teacher is in its gradient at all."""
+    return mapd(config, divergence="gated_log_ratio", divergence_coef=0.01, gate_slope=0.0)
 
 
 def sft_cascade(config: ConfigDict) -> ConfigDict:

@@ -20,6 +20,10 @@ DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py
 BACKENDS = ("auto", "exact", "scann", "device", "bm25")  # retrieval/index.py, bm25_index.py
 JUDGES = ("oracle", "length", "policy", "api")  # learning/assembly.py make_judge
 SAMPLERS = ("policy", "oracle")
+FORMS = ("json", "toy")  # agents/protocol.py render
+PROTOCOL_FIELDS = ("task_type", "reasoning_plan", "grounding_facts", "answer", "partial_findings")
+CONTROLS = ("none", "empty", "shuffled", "wrong")  # learning/privileged.py
+FALLBACKS = ("rollout", "none")
 SCHEDULES = ("constant", "linear", "cosine")
 REMATS = ("none", "dots", "full")
 
@@ -256,6 +260,8 @@ def _check_row(
         )
     if not row.trained:
         return
+    if row.view != "none" and row.divergence_coef:
+        _check_view(config, stage, where)
     of_turns = (row.outcome != "correct", row.turn_reward != "none", "step" in row.advantages)
     if any(of_turns) and stage.team != "single":
         raise ValueError(
@@ -286,6 +292,31 @@ def _check_row(
             f"{where}.advantages={row.advantages} compare a group, which has one member with "
             f"train.group_size={t.group_size}, candidates={t.candidates} and group_by="
             f"{row.group_by!r}; raise one of the two to 2 or more"
+        )
+
+
+def _check_view(config: ConfigDict, stage: ConfigDict, where: str) -> None:
+    """What a row whose teacher reads more than the student asks for."""
+    t, p = config.train, config.privileged
+    _check_choice("privileged.form", p.form, FORMS)
+    _check_choice("privileged.control", p.control, CONTROLS)
+    _check_choice("privileged.fallback", p.fallback, FALLBACKS)
+    for field in p.fields:
+        _check_choice("privileged.fields", field, PROTOCOL_FIELDS)
+    if stage.team != "single":
+        raise ValueError(
+            f"{where}.view='privileged' is of an agent that reads the question itself, and the "
+            f"team is the {stage.team}; set team='single', or view='none'"
+        )
+    if not p.protocols:
+        raise ValueError(
+            f"{where}.view='privileged' and privileged.protocols is empty; set it to a file that "
+            "launch/build_protocols.py made, or view='none'"
+        )
+    if t.view_length < t.row_length:
+        raise ValueError(
+            f"train.view_length={t.view_length} holds less than train.row_length={t.row_length}, "
+            "and a view is longer than its trace; set it to that and room for a protocol"
         )
 
 

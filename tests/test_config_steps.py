@@ -1,5 +1,6 @@
 """Every config trains: one step of its last stage, with the toy policy and a few rows."""
 
+import asyncio
 import dataclasses
 
 import jax
@@ -10,7 +11,9 @@ from config_files import CONFIGS, load
 from conftest import ROOT
 from rich.console import Console
 
+from mas_jax.agents import protocol_files, protocol_oracle, protocol_team
 from mas_jax.agents.oracle import Flaws
+from mas_jax.agents.protocol_team import Desk
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
@@ -41,6 +44,17 @@ SHRUNK = {  # the toy policy and a batch of a few rows, whatever the config is f
 }
 TOY_SECTIONS = ("model", "engine", "mesh", "budgets", "sampling")
 SLOW = set(CONFIGS) - {"toy"}  # a program of its own for each: minutes of compilation
+
+
+@pytest.fixture(scope="module")
+def protocols(shared, tmp_path_factory):
+    """Protocols of the questions that a shrunk config plays, by the toy world's script."""
+    path, limits = tmp_path_factory.mktemp("protocols") / "protocols.jsonl", protocol_team.Limits()
+    oracle = protocol_oracle.local(protocol_oracle.Oracle(shared.scene.world), limits)
+    desk = Desk(oracle, shared.scene.retriever.search, "oracle", limits=limits)
+    questions = shared.scene.questions["train"]
+    asyncio.run(protocol_files.build(questions, [desk], path, concurrency=8, failure_frac=0.0))
+    return path
 
 
 def shrink(config, teacher):
@@ -94,8 +108,12 @@ def in_place(shared, config, workdir):
     "name",
     [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CONFIGS],
 )
-def test_a_shrunk_config_takes_one_step(name, shared, tmp_path):
+def test_a_shrunk_config_takes_one_step(name, shared, tmp_path, request):
     config = shrink(load(name).get_config(), shared.start_directory)
+    if config.train.view_length:
+        path = request.getfixturevalue("protocols")
+        config.privileged.update(dict(protocols=str(path), form="toy"))
+        config.train.view_length = 768
     validate(config)
     done = pipeline.run(in_place(shared, config, tmp_path), Console(quiet=True))
     (stage,) = config.train.stages

@@ -24,7 +24,7 @@ ROW = Row(
     kl_coef=0.0, kl_reference="teacher", kl_estimator="k3", entropy_coef=0.0, value_coef=0.0,
     value_clip=0.0, correction="none", correction_cap=2.0, aggregation="token", weight=1.0,
     outcome="correct", key_weight=0.618, turn_reward="none", step_weight=1.0, step_discount=0.95,
-    step_similarity=0.9,
+    step_similarity=0.9, gate_slope=5.0, view="none",
 )  # fmt: skip
 PAPER = {
     "leader": replace(ROW, behaviour="assignment"),

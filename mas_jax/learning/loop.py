@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +31,14 @@ from mas_jax.learning.alarms import Alarms, AlarmSettings
 from mas_jax.learning.checkpoint import Checkpointer, check_config
 from mas_jax.learning.credit import credit
 from mas_jax.learning.objective import Forward
+from mas_jax.learning.privileged import Privilege, describe
 from mas_jax.learning.programme import Programme
 from mas_jax.learning.teachers import Teacher
 from mas_jax.learning.trainer import Trainer
 from mas_jax.learning.turn_credit import Sources
 from mas_jax.learning.update import TrainState
 from mas_jax.model import qwen3
+from mas_jax.records import Episode
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,8 @@ class TrainSettings:
     questions: of a step over all hosts, with group_size episodes each. micro_rows: rows of a
     micro-batch over all hosts, of row_length tokens. chunk: of `logprobs.py`. Intervals are in
     steps, 0 for never: of checkpoints, of validation, of gradient norms by role (a pass for each).
-    drift_frac: share of the micro-batches on which KL to the start is measured.
+    drift_frac: share of the micro-batches on which KL to the start is measured. view_length: of a
+    row of what a privileged branch reads.
     """
 
     questions: int
@@ -79,6 +82,7 @@ class TrainSettings:
     role_gradient_interval: int
     drift_frac: float
     log_interval_s: float
+    view_length: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ class Stage:
     config: as JSON, for the checkpoint. start: makes the parameters on the training mesh from which
     the policy departs; reference: the same, kept to measure how far it has gone. validate: measure
     of the published policy after so many steps, larger is better. gold: texts of gold passages by
-    id, for rewards of turns. shape: of tree rollouts, None for whole episodes.
+    id, for rewards of turns. shape: of tree rollouts, None for whole episodes. privilege: what the
+    rows with a view show their teacher.
     """
 
     name: str
@@ -115,6 +120,7 @@ class Stage:
     alarms: AlarmSettings
     settings: TrainSettings
     config: Mapping[str, Any]
+    privilege: Privilege | None = None
 
 
 ON_DEVICE = ("score", "role_gradients", "update")  # phases that wait for programs alone
@@ -235,6 +241,16 @@ def _history(workdir: Path) -> list[dict]:
     return metrics.read(path) if path.exists() else []
 
 
+def _show_a_view(privilege: Privilege, view_of, episodes: Sequence[Episode]) -> None:
+    """Logs the first example: what a teacher reads must have been seen by somebody."""
+    for trace in (trace for episode in episodes for trace in episode.traces):
+        view = view_of(trace)
+        if view is not None:
+            logger.info(describe(privilege.chat, trace, view))
+            return
+    logger.warning("no trace of the first step has a view: the privileged branch teaches nothing")
+
+
 def _step(
     stage: Stage, trainer: Trainer, state: TrainState, step: int
 ) -> tuple[TrainState, dict[str, float]]:
@@ -261,9 +277,16 @@ def _step(
         by_uid = {question.uid: question for question in asked}
         sources = Sources(by_uid, {**stage.gold, **texts})
         credited, found = credit(episodes, programme, sources, agree=packing.agree_max)
+        view_of = None
+        if stage.privilege is not None:
+            view_of, shown = stage.privilege.of(episodes)
+            values |= shown
+            if step == 0:
+                _show_a_view(stage.privilege, view_of, episodes)
         batch, num_micro, stats = packing.pack(
             credited, programme, micro_rows=s.micro_rows // jax.process_count(),
-            length=s.row_length, agree=packing.agree_max,
+            length=s.row_length, agree=packing.agree_max, view_of=view_of,
+            view_length=s.view_length,
         )  # fmt: skip
         counts = dataclasses.asdict(stats)
         role_tokens = counts.pop("role_tokens")

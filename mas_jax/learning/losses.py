@@ -213,6 +213,22 @@ def divergence(divergence_BT: jax.Array, weights_BT: jax.Array) -> Loss:
     }
 
 
+def gated_log_ratio(
+    logprobs_BT: jax.Array, teacher_logprobs_BT: jax.Array, mask_BT: jax.Array, *, slope: float
+) -> jax.Array:
+    """SDAR's loss of each masked-in token, g d with d = log teacher - log policy, [B, T].
+
+    g = sigmoid(slope d), a constant. WARNING: the gradient is -g grad log policy. The teacher only
+    weighs the tokens that were sampled, and with slope 0 it is not in the gradient at all: the
+    policy imitates itself. Kept as the baseline that it is; `divergence` distils.
+    Shapes: [B, T] f32, nats. Source: SDAR (arXiv 2605.15155), as its public code has it.
+    """
+    logprobs_BT, teacher_BT = masked(mask_BT, logprobs_BT, teacher_logprobs_BT)
+    gap_BT = jax.lax.stop_gradient(teacher_BT) - logprobs_BT
+    gate_BT = jax.lax.stop_gradient(jax.nn.sigmoid(slope * gap_BT))
+    return jnp.where(mask_BT, gate_BT * gap_BT, 0.0)
+
+
 def value_loss(
     values_BT: jax.Array,
     old_values_BT: jax.Array,

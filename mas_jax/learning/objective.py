@@ -6,6 +6,7 @@ parts of micro-batches and hosts simply add.
 Dimensions: M micro-batches, B rows, T positions, A roles. Must not know: episodes, optimizers.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ class Scores(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """A teacher whose whole distribution the objective reads."""
+    """A teacher whose whole distribution the objective reads; constants."""
 
     params: qwen3.Params
     forward: Forward
@@ -69,6 +70,7 @@ class Tokens(NamedTuple):
     old_values_BT: jax.Array | None
     returns_BT: jax.Array | None
     divergence_BT: Mapping[str, jax.Array]
+    view_weights_BT: jax.Array | None
 
 
 def learned(weights: jax.Array, segment_ids: jax.Array) -> jax.Array:
@@ -93,9 +95,12 @@ def values_of(params: qwen3.Params, head: logprobs.Head) -> jax.Array:
 
 
 def own_counts(programme: Programme, batch: TokenBatch) -> dict[str, dict[str, jax.Array]]:
-    """Weight of each role's tokens in the whole batch: of the "policy" stream, and of "all"."""
+    """Weight of each role's tokens in the whole batch: of the "policy" stream, of "all", and of
+    those in "view" if there is one."""
     is_learned = learned(batch.weights_MBT, batch.segment_ids_MBT)
     weights = {"policy": batch.policy_weights_MBT, "all": batch.weights_MBT}
+    if batch.view is not None:
+        weights["view"] = batch.view.weights_MBT
 
     def _count(name: str, role: str) -> jax.Array:
         is_own = is_learned & (batch.owner_MBT == ROLES[role])
@@ -107,13 +112,14 @@ def own_counts(programme: Programme, batch: TokenBatch) -> dict[str, dict[str, j
 def token_counts(
     programme: Programme, own: Mapping[str, Mapping[str, jax.Array]]
 ) -> dict[str, Mapping[str, jax.Array]]:
-    """What divides each role's streams, from `own_counts`: the "policy" stream, and "all" others.
+    """What divides each role's streams, from `own_counts`: the "policy" stream, divergences in a
+    "view", and "all" others.
 
     With aggregation "all_tokens" a role counts the tokens of every role that learns.
     """
     every = {
         name: sum(own[role][name] for role, row in programme.items() if row.learns)
-        for name in ("policy", "all")
+        for name in {name for counts in own.values() for name in counts}
     }
     return {
         role: every if row.aggregation == "all_tokens" else own[role]
@@ -190,8 +196,11 @@ def _streams(role: str, row: Row, tokens: Tokens) -> tuple[list[tuple], losses.M
         (row.kl_coef, penalty, "all"),
     ]
     if row.is_exact:
+        count = "view" if row.is_viewed else "all"
+        if row.is_viewed:
+            weights_BT = jnp.where(mask_BT, tokens.view_weights_BT, 0.0)
         exact, more = losses.divergence(tokens.divergence_BT[role], weights_BT)
-        streams.append((row.divergence_coef, exact, "all"))
+        streams.append((row.divergence_coef, exact, count))
         metrics |= more
     if "gae" in row.advantages:
         error, more = losses.value_loss(
@@ -206,9 +215,21 @@ def _streams(role: str, row: Row, tokens: Tokens) -> tuple[list[tuple], losses.M
 _KERNELS = {"reverse_kl": logprobs.reverse_kl, "forward_kl": logprobs.forward_kl}
 
 
+def _teacher_head(teacher: Exact, batch: TokenBatch, *, is_viewed: bool) -> logprobs.Head:
+    """A teacher's hidden states at the student's positions [B, T, D], without a gradient: each
+    token's as the teacher reads it in its own context, or in its row of views."""
+    params = jax.lax.stop_gradient(teacher.params)
+    if not is_viewed:
+        return head_of(params, teacher.forward, batch.tokens_MBT, batch.segment_ids_MBT)
+    view = batch.view
+    head = head_of(params, teacher.forward, view.tokens_MBS, view.segment_ids_MBS)
+    hidden_BTD = jnp.take_along_axis(head.hidden_BTD, view.place_MBT[..., None], axis=1)
+    return dataclasses.replace(head, hidden_BTD=hidden_BTD)
+
+
 def _divergences(
     programme: Programme, forward: Forward, head: logprobs.Head, batch: TokenBatch,
-    exact: Mapping[str, Exact],
+    exact: Mapping[str, Exact], logprobs_BT: jax.Array,
 ) -> dict[str, jax.Array]:  # fmt: skip
     """Exact divergence [B, T] to its teacher of each role that learns by one."""
     found = {}
@@ -216,13 +237,17 @@ def _divergences(
     for role, row in programme.items():
         if not (row.is_exact and row.learns):
             continue
-        params, theirs = exact[row.teacher]
-        teacher = head_of(
-            jax.lax.stop_gradient(params), theirs, batch.tokens_MBT, batch.segment_ids_MBT
-        )
+        teacher = _teacher_head(exact[row.teacher], batch, is_viewed=row.is_viewed)
         mask_BT = learned(batch.weights_MBT, batch.segment_ids_MBT)
         mask_BT &= batch.owner_MBT == ROLES[role]
-        if row.divergence == "jsd":
+        if row.is_viewed:
+            mask_BT &= batch.view.weights_MBT != 0
+        if row.divergence == "gated_log_ratio":
+            theirs_BT = logprobs.token_logprobs(teacher, batch.tokens_MBT, mask_BT, **knobs)
+            found[role] = losses.gated_log_ratio(
+                logprobs_BT, theirs_BT, mask_BT, slope=row.gate_slope
+            )
+        elif row.divergence == "jsd":
             found[role] = logprobs.jsd(head, teacher, mask_BT, beta=row.jsd_beta, **knobs)
         else:
             found[role] = _KERNELS[row.divergence](head, teacher, mask_BT, **knobs)
@@ -258,7 +283,8 @@ def _tokens(
         values_BT=values_of(params, head) if forward.config.value_head else None,
         old_values_BT=scores.old_values_MBT,
         returns_BT=scores.returns_MBT,
-        divergence_BT=_divergences(programme, forward, head, batch, exact),
+        divergence_BT=_divergences(programme, forward, head, batch, exact, logprobs_BT),
+        view_weights_BT=None if batch.view is None else batch.view.weights_MBT,
     )
 
 

@@ -20,6 +20,8 @@ from rich.console import Console
 
 from mas_jax.agents.judge import Judge
 from mas_jax.agents.oracle import Flaws
+from mas_jax.agents.protocol import FIELDS
+from mas_jax.agents.protocol_files import read_protocols
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
@@ -29,11 +31,12 @@ from mas_jax.data.questions import check_disjoint
 from mas_jax.evaluation import bootstrap, ledger, report
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, cost, evaluate, hosts, loop, revision
+from mas_jax.learning import assembly, cost, evaluate, hosts, loop, privileged, revision
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.checkpoint import check_config
 from mas_jax.learning.export import save_policy
 from mas_jax.learning.objective import Forward
+from mas_jax.learning.privileged import Privilege
 from mas_jax.learning.programme import TEACHER, Programme, make_programme
 from mas_jax.learning.teachers import Teacher, check_voices, voice
 from mas_jax.learning.update import OptimizerSettings
@@ -216,6 +219,19 @@ def _judge(pipeline: Pipeline, programme: Programme) -> Judge | None:
     return assembly.make_judge(pipeline.config, pipeline.scene, pipeline.start_directory)
 
 
+def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
+    """What the privileged branch is shown in a stage whose programme has one."""
+    if not any(row.learns and row.is_viewed for row in programme.values()):
+        return None
+    p, scene = pipeline.config.privileged, pipeline.scene
+    found = read_protocols(Path(p.protocols))
+    shown = privileged.texts(
+        found, fields=p.fields or FIELDS, form=p.form, control=p.control, seed=pipeline.config.seed
+    )
+    examples = scene.prompts.examples.get("single", ())
+    return Privilege(shown, scene.chat, fallback=p.fallback, num_examples=len(examples))
+
+
 def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
     """A stage of the config with everything that its steps read."""
     config, scene = pipeline.config, pipeline.scene
@@ -258,6 +274,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         alarms=AlarmSettings(**alarms),
         settings=loop.TrainSettings(**{k: v for k, v in t.to_dict().items() if k in fields}),
         config=as_json(config),
+        privilege=_privilege(pipeline, programme),
     )  # fmt: skip
 
 

@@ -32,7 +32,8 @@ CHOICES = {
     "scale": ("std", "population_std", "none", "leave_one_out"),
     "teacher": TEACHERS,
     "policy_loss": ("ppo", "gspo", "cispo", "sft"),
-    "divergence": ("none", "reverse_kl", "forward_kl", "jsd"),
+    "divergence": ("none", "reverse_kl", "forward_kl", "jsd", "gated_log_ratio"),
+    "view": ("none", "privileged"),
     "kl_reference": TEACHERS,
     "kl_estimator": ("k1", "k2", "k3"),
     "correction": ("none", "token", "sequence"),
@@ -67,6 +68,10 @@ class Row:
     later tokens, 0 for a token's own alone. gae_discount, gae_decay: of a critic's advantage.
     policy_loss: "ppo", "gspo", "cispo", or "sft" (no advantage: -log p). dual_clip: 0 for none.
     divergence: an exact distillation loss to `teacher` beside it, with divergence_coef; jsd_beta.
+    "gated_log_ratio" is SDAR's loss on the sampled tokens, with gate_slope, which does not follow
+    its teacher (`losses.gated_log_ratio` says why): a baseline. view: what the teacher reads:
+    the student's context, or "privileged", the question with a text beside it (`privileged.py`);
+    then the divergence is a mean over the tokens of traces that have such a text.
     correction: importance weights for what the sampler's numbers differ by, at most correction_cap.
     aggregation: mean over "token"s of the role, over its "sequence"s' means, or over the tokens of
     all roles together ("all_tokens"). weight: of the role in the sum.
@@ -100,6 +105,8 @@ class Row:
     divergence: str
     divergence_coef: float
     jsd_beta: float
+    gate_slope: float
+    view: str
     kl_coef: float
     kl_reference: str
     kl_estimator: str
@@ -133,6 +140,11 @@ class Row:
     def is_exact(self) -> bool:
         """Whether the row learns by the divergence to its teacher's whole distribution."""
         return self.divergence != "none" and self.divergence_coef != 0
+
+    @property
+    def is_viewed(self) -> bool:
+        """Whether its divergence is to what the teacher says with a text of its own."""
+        return self.is_exact and self.view != "none"
 
     @property
     def distils(self) -> bool:
@@ -220,9 +232,17 @@ def _check(role: str, row: Row) -> None:
             "which reads rewards of turns; add 'gae' or 'step', or set turn_reward='none'"
         )
     positive = ("key_weight", "step_weight", "clip_low", "clip_high", "dual_clip",
-                "log_ratio_clip", "weight", "value_clip")  # fmt: skip
+                "log_ratio_clip", "weight", "value_clip", "gate_slope")  # fmt: skip
     for key in positive:
         if getattr(row, key) < 0:
             raise ValueError(f"{where}.{key}={getattr(row, key)} is negative; 0 switches it off")
-    if row.teacher == "live" and row.distils:
-        raise ValueError(f"{where}.teacher='live': it agrees with itself and teaches nothing")
+    if row.teacher == "live" and row.distils and not row.is_viewed:
+        raise ValueError(
+            f"{where}.teacher='live': it agrees with itself and teaches nothing; set "
+            "view='privileged', or another teacher"
+        )
+    if row.view != "none" and not row.is_exact:
+        raise ValueError(
+            f"{where}.view={row.view!r} is of a divergence, and this row has none; set divergence "
+            "and divergence_coef, or view='none'"
+        )

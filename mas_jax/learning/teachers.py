@@ -1,54 +1,28 @@
-"""Teachers: whose weights score the student's tokens, and through which view of its context.
+"""Teachers: whose weights score the student's tokens.
 
-A teacher is (params, config, view). Its size is free, its vocabulary is the student's. Scores are
-taken by the trainer's own forward pass, at the student's temperature, on the student's token ids.
-Dimensions: M micro-batches, B rows, T positions. Must not know: what a score is used for.
+A teacher's size is free, its vocabulary is the student's. Scores are taken by the trainer's own
+forward pass, at the student's temperature, on the student's token ids; a row of the programme says
+whether the teacher reads them in the student's context or in a view with more (`views.py`).
+Must not know: what a score is used for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from mas_jax.agents.chat import Chat
-from mas_jax.learning.batch import TokenBatch
 from mas_jax.model import qwen3
-
-
-def identity_view(batch: TokenBatch) -> TokenBatch:
-    """The student's context as it is."""
-    return batch
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """Weights that score, their model, and the view; `name` is what programme rows call it.
-
-    view: the student's batch -> what the teacher is shown, of the same shape, with the learned
-    tokens at their places.
-    """
+    """Weights that score and their model; `name` is what programme rows call it."""
 
     name: str
     params: qwen3.Params
     config: qwen3.ModelConfig
-    view: Callable[[TokenBatch], TokenBatch] = identity_view
-
-
-def seen(teacher: Teacher, batch: TokenBatch) -> TokenBatch:
-    """What a teacher is shown. Raises: ValueError if its view touched a token that is learned."""
-    shown = teacher.view(batch)
-    if shown is batch:
-        return batch
-    is_learned = batch.weights_MBT != 0
-    moved = is_learned & ((shown.tokens_MBT != batch.tokens_MBT) | (shown.weights_MBT == 0))
-    if bool(jnp.any(moved)):
-        raise ValueError(
-            f"the view of teacher {teacher.name!r} changed {int(jnp.sum(moved))} learned tokens; "
-            "it may change what stands between them alone"
-        )
-    return shown
 
 
 def ema(average: qwen3.Params, params: qwen3.Params, *, decay: float) -> qwen3.Params:

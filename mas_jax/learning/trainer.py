@@ -50,16 +50,12 @@ class Trainer:
         own = {"live", "ema"}
         self._scored = teachers.needed(all_teachers, scored - own)
         self._exact = teachers.needed(all_teachers, exact - own)
-        for name, teacher in self._exact.items():
-            if teacher.view is not teachers.identity_view:
-                raise ValueError(f"teacher {name!r} has a view, which an exact divergence has not")
         self._score_average = "ema" in scored
         self._exact_average = "ema" in exact
         self.programme, self.forward, self.mesh = programme, forward, mesh
         self._optimizer, self._updates_per_batch = optimizer, updates_per_batch
         exact_forwards = {name: self._forward_of(t) for name, t in self._exact.items()}
-        if self._exact_average:
-            exact_forwards["ema"] = forward
+        exact_forwards |= dict.fromkeys(own & exact, forward)
         self._gradients = update.make_gradients(programme, forward, mesh, exact_forwards)
         self._gae = update.make_gae(programme, mesh, whiten=whiten)
         self._drift = update.make_drift(programme, mesh)
@@ -111,11 +107,15 @@ class Trainer:
     def _scores_own(self) -> bool:
         return self.has_critic or self._updates_per_batch > 1 or self._score_average
 
-    def lower(self, name: str, shape: tuple[int, int, int]) -> jax.stages.Lowered:
-        """One of `program_names` for batches of a shape [M, B, T], to be compiled where the mesh
-        is; teachers' parameters may be shapes with shardings. Raises: ValueError for another name.
+    def lower(
+        self, name: str, shape: tuple[int, int, int], *, view_length: int = 0
+    ) -> jax.stages.Lowered:
+        """One of `program_names` for batches of a shape [M, B, T] and rows of views of a length, to
+        be compiled where the mesh is; teachers' parameters may be shapes with shardings.
+        Raises: ValueError for another name.
         """
-        state, batch = self.abstract_state, update.abstract_batch(self.mesh, shape)
+        state = self.abstract_state
+        batch = update.abstract_batch(self.mesh, shape, view_length=view_length)
         num_micro, floats = jax.ShapeDtypeStruct((), jnp.int32), batch.weights_MBT
         if name == "score of the policy":
             run = update.make_score(self.forward, self.mesh)
@@ -146,7 +146,7 @@ class Trainer:
         found = {}
         for name, teacher in self._scored.items():
             run = update.make_score(self._forward_of(teacher), self.mesh)
-            found[name], _ = run(teacher.params, teachers.seen(teacher, batch), num_micro)
+            found[name], _ = run(teacher.params, batch, num_micro)
         if self._score_average:
             run = update.make_score(self.forward, self.mesh)
             found["ema"], _ = run(state.average, batch, num_micro)
@@ -193,7 +193,8 @@ class Trainer:
                     total[name] = total.get(name, 0.0) + value / self._updates_per_batch
         for role, row in self.programme.items():
             if row.distils:
-                total[f"{role}/distillation_tokens"] = total.get(f"{role}/tokens", 0.0)
+                count = "view_tokens" if row.is_viewed else "tokens"
+                total[f"{role}/distillation_tokens"] = total.get(f"{role}/{count}", 0.0)
         return state, {f"update/{name}": value for name, value in total.items()}
 
     def role_norms(

@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mas_jax.learning import advantages, losses, teachers
-from mas_jax.learning.batch import TokenBatch
+from mas_jax.learning.batch import TokenBatch, ViewBatch
 from mas_jax.learning.objective import (
     Exact,
     Forward,
@@ -135,16 +135,25 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, *sharding.spec(("batch", "length"))))
 
 
-def abstract_batch(mesh: Mesh, shape: tuple[int, int, int]) -> TokenBatch:
-    """Shapes of a batch of M micro-batches of [B, T], and where they lie."""
+def abstract_batch(mesh: Mesh, shape: tuple[int, int, int], *, view_length: int = 0) -> TokenBatch:
+    """Shapes of a batch of M micro-batches of [B, T], and where they lie; with rows of views of a
+    length, 0 for none."""
     at = batch_sharding(mesh)
     ints = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=at)
     floats = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=at)
     return TokenBatch(
         tokens_MBT=ints, segment_ids_MBT=ints, owner_MBT=ints, weights_MBT=floats,
         policy_weights_MBT=floats, advantages_MBT=floats, rewards_MBT=floats,
-        sampler_logprobs_MBT=floats,
+        sampler_logprobs_MBT=floats, view=_abstract_view(at, shape, view_length),
     )  # fmt: skip
+
+
+def _abstract_view(at: NamedSharding, shape: tuple[int, int, int], length: int) -> ViewBatch | None:
+    if not length:
+        return None
+    shown = jax.ShapeDtypeStruct((*shape[:2], length), jnp.int32, sharding=at)
+    places = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=at)
+    return ViewBatch(shown, shown, places, places.update(dtype=jnp.float32))
 
 
 def _slice(tree: Any, index: jax.Array) -> Any:
@@ -223,7 +232,8 @@ def make_gradients(
     """Compiled (params, batch, scores, exact, num_micro, role_weights) -> (gradient, metrics).
 
     The gradient is that of the whole objective, in the parameters' dtype; metrics are (sum, count)
-    by name, `loss` among them. exact: parameters of the teachers that exact_forwards names.
+    by name, `loss` among them. exact: parameters of the teachers that exact_forwards names, but for
+    "live", which are the policy's own.
     Nothing is donated: a second pass with other role_weights gives a single role's gradient.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -234,9 +244,10 @@ def make_gradients(
         counts = token_counts(programme, own)
 
         def _loss(params, index):
+            known = exact | {"live": params}
             return objective(
                 params, programme, forward, _slice(batch, index), _slice(scores, index),
-                {name: Exact(exact[name], theirs) for name, theirs in exact_forwards.items()},
+                {name: Exact(known[name], theirs) for name, theirs in exact_forwards.items()},
                 counts, role_weights,
             )  # fmt: skip
 
@@ -253,6 +264,8 @@ def make_gradients(
         for role, row in programme.items():
             if row.learns:
                 one = jnp.float32(1.0)
+                if row.is_viewed:
+                    metrics[f"{role}/view_tokens"] = (own[role]["view"], one)
                 metrics[f"{role}/tokens"] = (own[role]["all"], one)
                 metrics[f"{role}/policy_tokens"] = (own[role]["policy"], one)
         return gradient, metrics | {"loss": (loss, jnp.float32(1.0))}

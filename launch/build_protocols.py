@@ -1,0 +1,105 @@
+"""Builds MAPD's protocols of a config's questions, one JSON record a line:
+`python launch/build_protocols.py --config=configs/mapd.py --base_url=URL --models=a,b --out=FILE`.
+
+The key comes from the environment variable named by --key_variable. Several models share the
+questions in turn. `--oracle=plain` lets the toy world's script play instead, without an endpoint.
+Interrupted, the same command goes on where it stopped.
+"""
+
+import asyncio
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from mas_jax.agents import protocol_files, protocol_oracle
+from mas_jax.agents.protocol_team import Desk, Limits
+from mas_jax.agents.rollout import TooManyFailures
+from mas_jax.learning import assembly
+from mas_jax.sampling.api import Client, Endpoint
+from mas_jax.sampling.api_budget import BudgetExceeded, Price
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/mapd.py")
+OUT = flags.DEFINE_string("out", "runs/protocols.jsonl", "JSONL file, added to")
+SPLIT = flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "whose questions")
+NUM = flags.DEFINE_integer("num_questions", 0, "the first so many; 0 for all", lower_bound=0)
+MODELS = flags.DEFINE_list("models", [], "models of the endpoint, which take turns")
+BASE_URL = flags.DEFINE_string("base_url", "", 'endpoint, without "/chat/completions"')
+KEY = flags.DEFINE_string("key_variable", "", "environment variable that holds the endpoint's key")
+PRICE = flags.DEFINE_list("price", [], "money per million tokens in and out, such as 2,12")
+MAX_COST = flags.DEFINE_float("max_cost", None, "money that this run may spend; needs --price")
+CACHE = flags.DEFINE_string("cache", "", "directory for the endpoint's answers")
+ORACLE = flags.DEFINE_list("oracle", [], f"styles of the script: {sorted(protocol_oracle.STYLES)}")
+SKILL = flags.DEFINE_float("skill", 1.0, "of the script", lower_bound=0.0, upper_bound=1.0)
+CONCURRENCY = flags.DEFINE_integer("concurrency", 8, "questions at once", lower_bound=1)
+FAILURES = flags.DEFINE_float("failure_frac", 0.1, "share of failed questions that ends the run")
+STYLE = flags.DEFINE_bool("normalise_style", True, "take self-talk and repetitions away")
+flags.mark_flag_as_required("config")
+
+
+def desks(scene: assembly.Scene) -> list[Desk]:
+    """A desk for each model, or each style of the script. Raises: ValueError for neither."""
+    limits, search = Limits(), scene.retriever.search
+    shared = dict(search=search, limits=limits, normalise_style=STYLE.value)
+    if ORACLE.value:
+        if unknown := sorted(set(ORACLE.value) - protocol_oracle.STYLES.keys()):
+            raise ValueError(
+                f"--oracle: {unknown[0]!r} is none of {sorted(protocol_oracle.STYLES)}"
+            )
+        if scene.world is None:
+            raise ValueError("--oracle plays the toy world; the config has real questions")
+        found = [protocol_oracle.Oracle(scene.world, SKILL.value, s) for s in ORACLE.value]
+        return [
+            Desk(protocol_oracle.local(o, limits), model=f"oracle-{o.style}", **shared)
+            for o in found
+        ]
+    if not (MODELS.value and BASE_URL.value):
+        raise ValueError("give --base_url and --models of an endpoint, or --oracle")
+    prices = {}
+    if PRICE.value:
+        try:
+            prices = dict.fromkeys(MODELS.value, Price(*map(float, PRICE.value)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"--price={','.join(PRICE.value)}: want two numbers") from error
+    endpoint = Endpoint(BASE_URL.value, KEY.value, prices=prices, max_cost=MAX_COST.value)
+    client = Client(endpoint, Path(CACHE.value) if CACHE.value else None)
+    return [Desk(client.complete, model=model, **shared) for model in MODELS.value]
+
+
+def main(argv: list[str]) -> None:
+    """Builds what is missing and prints what the file holds."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}")
+    config, out, console = CONFIG.value, Path(OUT.value), Console()
+    assembly.start_process()
+    try:
+        directory = assembly.checkpoint_directory(config)
+        scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
+        working = desks(scene)
+        questions = scene.questions[SPLIT.value]
+        questions = questions[: NUM.value] if NUM.value else questions
+        protocol_files.read(out)
+    except (ValueError, FileNotFoundError) as error:
+        raise app.UsageError(str(error)) from error
+    with console.status("protocols") as status:
+        try:
+            asyncio.run(
+                protocol_files.build(
+                    questions, working, out, concurrency=CONCURRENCY.value,
+                    failure_frac=FAILURES.value,
+                    tell=lambda done, of, failed: status.update(
+                        f"protocols {done}/{of}, {failed} failed"
+                    ),
+                )
+            )  # fmt: skip
+        except (TooManyFailures, BudgetExceeded) as error:
+            raise SystemExit(f"stopped: {error}") from error
+    records = protocol_files.read(out)
+    console.print(protocol_files.summarise(records), soft_wrap=True)
+    if missing := len({q.uid for q in questions} - {r["question"] for r in records}):
+        raise SystemExit(f"{missing} questions failed and have no record; run the command again")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,112 @@
+"""MAPD's privileged branch: which text each question's teacher reads, and the view that shows it.
+
+A question whose protocol did not pass its gates shows a correct rollout of its own group instead;
+without one it has no view, and nothing of it is distilled. Each of these is counted.
+Must not know: losses, devices, how protocols were made.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mas_jax.agents.chat import Chat
+from mas_jax.agents.protocol import Protocol, render, select
+from mas_jax.learning.views import View, insert
+from mas_jax.records import Episode, Trace
+
+CONTROLS = ("none", "empty", "shuffled", "wrong")
+FALLBACKS = ("rollout", "none")
+
+
+def texts(
+    protocols: Mapping[str, Protocol], *, fields: Sequence[str], form: str, control: str, seed: int
+) -> dict[str, str]:
+    """The text of each question with a protocol, or of a control: "empty", its own words in a
+    random order ("shuffled"), or another question's ("wrong").
+
+    Raises: ValueError for another control or field.
+    """
+    if control not in CONTROLS:
+        raise ValueError(f"privileged.control={control!r}: choose from {CONTROLS}")
+    own = {uid: render(select(found, fields), form) for uid, found in protocols.items()}
+    rng = random.Random(seed)
+    if control == "empty":
+        return dict.fromkeys(own, "")
+    if control == "shuffled":
+        return {uid: _shuffled(text, rng) for uid, text in sorted(own.items())}
+    if control == "wrong":
+        uids = sorted(own)
+        rng.shuffle(uids)
+        return {uid: own[other] for uid, other in zip(uids, uids[1:] + uids[:1], strict=True)}
+    return own
+
+
+def _shuffled(text: str, rng: random.Random) -> str:
+    words = text.split()
+    rng.shuffle(words)
+    return "".join(f" {word}" for word in words)
+
+
+@dataclass(frozen=True)
+class Privilege:
+    """What the privileged branch is shown.
+
+    texts: by question. fallback: "rollout" for the first correct rollout of the group where there
+    is no text, "none" for nothing. num_examples: exchanges before the opening question.
+    """
+
+    texts: Mapping[str, str]
+    chat: Chat
+    fallback: str = "rollout"
+    num_examples: int = 0
+
+    def of(
+        self, episodes: Sequence[Episode]
+    ) -> tuple[Callable[[Trace], View | None], dict[str, float]]:
+        """The view of each trace of a step's episodes, and shares of their questions by what is
+        shown: `privileged/...`."""
+        shown: dict[str, str] = {}
+        counts = dict.fromkeys(("protocol_frac", "rollout_frac", "nothing_frac"), 0)
+        by_question: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            by_question.setdefault(episode.question, []).append(episode)
+        for uid, group in by_question.items():
+            own = self.texts.get(uid)
+            text = own if own is not None else self._rollout(group)
+            kind = "protocol" if own is not None else "nothing" if text is None else "rollout"
+            counts[f"{kind}_frac"] += 1
+            if text is not None:
+                shown[uid] = text
+        ids = {uid: tuple(self.chat.tokenizer.encode(text)) for uid, text in shown.items() if text}
+
+        def view_of(trace: Trace) -> View | None:
+            if trace.question not in shown:
+                return None
+            text = ids.get(trace.question, ())
+            return insert(trace, text, self.chat, num_examples=self.num_examples)
+
+        number = max(len(by_question), 1)
+        return view_of, {f"privileged/{name}": count / number for name, count in counts.items()}
+
+    def _rollout(self, group: Sequence[Episode]) -> str | None:
+        """What the first correct rollout of a group sampled, turn by turn; None without one."""
+        if self.fallback == "none":
+            return None
+        ordered = sorted(group, key=lambda episode: episode.rollout)
+        right = next((e for e in ordered if e.failure is None and max(e.correct) == 1.0), None)
+        if right is None:
+            return None
+        tokenizer = self.chat.tokenizer
+        said = [
+            tokenizer.decode([t for t in trace.tokens[turn.start : turn.end]
+                              if t not in tokenizer.stop_ids])
+            for trace in right.traces for turn in trace.turns
+        ]  # fmt: skip
+        return "".join(f" {text.strip()}" for text in said)
+
+
+def describe(chat: Chat, trace: Trace, view: View) -> str:
+    """What the teacher reads of a trace, up to the first sampled token, in words."""
+    start = min((turn.start for turn in trace.turns), default=len(trace.tokens))
+    opening = chat.tokenizer.decode(view.tokens[: view.place(start)])
+    return f"the privileged branch of {trace.question} reads {view.size} tokens more: {opening!r}"
