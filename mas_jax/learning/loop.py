@@ -195,7 +195,8 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
                 is_last, is_best, value = done == stage.steps, False, None
                 if _due(s.validation_interval, step) or (s.validation_interval and is_last):
                     stage.publish(state.params)
-                    value = hosts.first(stage.validate(done))
+                    measured = stage.validate(done)
+                    value = hosts.first(lambda own=measured: own)
                     values["validation/avg"] = value
                     is_best = best is None or value > best
                     best = value if is_best else best

@@ -165,8 +165,9 @@ def as_json(config: ConfigDict) -> dict:
 def _check_workdir(config: ConfigDict, workdir: Path) -> None:
     """Raises: ValueError that lists the keys in which the workdir's config differs."""
     path = workdir / "config.json"
-    if path.exists():
-        check_config(json.loads(path.read_text()), as_json(config), free=loop.FREE)
+    saved = hosts.first(lambda: json.loads(path.read_text()) if path.exists() else None)
+    if saved is not None:
+        check_config(saved, as_json(config), free=loop.FREE)
 
 
 def _remember(config: ConfigDict, workdir: Path) -> None:
@@ -182,7 +183,7 @@ def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
     found = {"initial": Teacher("initial", pipeline.reference, pipeline.model)}
     given = pipeline.config.teacher.checkpoint
     directory = Path(given) if given else pipeline.workdir / TEACHER / "policy"
-    if hosts.first((directory / "config.json").exists()):
+    if hosts.first((directory / "config.json").exists):
         dtype = pipeline.config.train.dtype
         params = _load(directory, pipeline.mesh, dtype=dtype, value_head=False)
         found[TEACHER] = Teacher(TEACHER, params, load_config(directory))
@@ -279,8 +280,7 @@ def _run_stages(pipeline: Pipeline, console: Console) -> dict[str, Path]:
             logger.info("stage teacher: not trained, teacher.checkpoint is given")
             continue
         directory = pipeline.workdir / name / "policy"
-        # process 0's answer: another host's view of the file system may lag behind
-        if not hosts.first((directory / "config.json").exists()):
+        if not hosts.first((directory / "config.json").exists):
             params = loop.train(make_stage(pipeline, name), pipeline.workdir / name, console)
             export(pipeline, params, directory)
         done[name] = directory
@@ -315,9 +315,8 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
     """
     config, name = pipeline.config, TEACHER
     path = pipeline.workdir / name / "certificate.json"
-    if hosts.first(path.exists()):
-        found = json.loads(path.read_text())
-    else:
+    found = hosts.first(lambda: json.loads(path.read_text()) if path.exists() else None)
+    if found is None:
         team = config.stages[name].team
         means, accuracy = {}, {}
         for label, place in (("start", pipeline.start_directory), (name, directory)):
@@ -331,8 +330,8 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
             by_dataset = accuracy_by_dataset(plan, scores, k=config.certify.num_runs)
             accuracy[label] = macro_average(by_dataset, "avg")
         interval = bootstrap.paired(means[name], means["start"])
-        found = {"accuracy": accuracy, **dataclasses.asdict(interval)}
-        found["low"] = hosts.first(found["low"])  # all go on or none
+        own = {"accuracy": accuracy, **dataclasses.asdict(interval)}
+        found = hosts.first(lambda: own)  # all go on or none
         if jax.process_index() == 0:
             write_json(path, found)
     trained, untrained = (100 * found["accuracy"][label] for label in (name, "start"))
