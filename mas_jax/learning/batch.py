@@ -264,6 +264,13 @@ def agree_max(value: int) -> int:
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
+def over_hosts(by_host: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The numbers of `PackStats` for all hosts' traces: sums, and of padding the mean, since every
+    host has as many positions."""
+    totals = {name: sum(stats[name] for stats in by_host) for name in by_host[0]}
+    return totals | {"padding_frac": totals["padding_frac"] / len(by_host)}
+
+
 def globalise(batch: TokenBatch, mesh: Mesh) -> TokenBatch:
     """Global arrays [M, B, T] of all processes' local ones, rows split over the batch axes.
 

@@ -26,10 +26,10 @@ from mas_jax.agents.setting import Run, Team, World
 from mas_jax.agents.tree import Shape
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
-from mas_jax.learning import cost, experience, hosts, update
+from mas_jax.learning import cost, experience, hosts, kept_episodes, update
 from mas_jax.learning.alarms import Alarms, AlarmSettings
 from mas_jax.learning.checkpoint import Checkpointer, check_config
-from mas_jax.learning.credit import credit
+from mas_jax.learning.credit import credit, over_hosts
 from mas_jax.learning.objective import Forward
 from mas_jax.learning.programme import Programme
 from mas_jax.learning.teachers import Teacher
@@ -52,8 +52,8 @@ SHOWN = {  # on the console
 # what may differ between a checkpoint and the run that continues it; the last three change only
 # roundings
 FREE = (
-    "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints", "certify.ignore",
-    "mesh", "train.mesh", "train.micro_rows",
+    "train.log_interval_s", "train.keep_episodes", "train.checkpoint_interval",
+    "train.keep_checkpoints", "certify.ignore", "mesh", "train.mesh", "train.micro_rows",
 )  # fmt: skip
 
 
@@ -64,7 +64,8 @@ class TrainSettings:
     questions: of a step over all hosts, with group_size episodes each. micro_rows: rows of a
     micro-batch over all hosts, of row_length tokens. chunk: of `logprobs.py`. Intervals are in
     steps, 0 for never: of checkpoints, of validation, of gradient norms by role (a pass for each).
-    drift_frac: share of the micro-batches on which KL to the start is measured.
+    drift_frac: share of the micro-batches on which KL to the start is measured. keep_episodes:
+    whether episodes are written to files (`kept_episodes.py`).
     """
 
     questions: int
@@ -79,6 +80,7 @@ class TrainSettings:
     role_gradient_interval: int
     drift_frac: float
     log_interval_s: float
+    keep_episodes: bool
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Phases:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def metrics(self, step_s: float, num_tokens: int) -> dict[str, float]:
+    def metrics(self, step_s: float, num_tokens: float) -> dict[str, float]:
         """Shares of the step, and tokens trained on a second."""
         shares = {f"time/{name}_frac": s / step_s for name, s in self.seconds.items()}
         return shares | {"time/step_s": step_s, "time/tokens_per_s": num_tokens / step_s}
@@ -190,7 +192,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
         ):  # fmt: skip
             alarms = Alarms.from_history(stage.alarms, _history(workdir))
             for step in range(start_step, stage.steps):
-                state, values = _step(stage, trainer, state, step)
+                state, values = _step(stage, trainer, state, step, workdir)
                 done = step + 1
                 is_last, is_best, value = done == stage.steps, False, None
                 if _due(s.validation_interval, step) or (s.validation_interval and is_last):
@@ -230,7 +232,7 @@ def _history(workdir: Path) -> list[dict]:
 
 
 def _step(
-    stage: Stage, trainer: Trainer, state: TrainState, step: int
+    stage: Stage, trainer: Trainer, state: TrainState, step: int, workdir: Path
 ) -> tuple[TrainState, dict[str, float]]:
     """The state after one step, and its metrics."""
     s, programme = stage.settings, stage.programme
@@ -249,9 +251,11 @@ def _step(
             asked, s.group_size, stage.team, world=world, run=run, limits=stage.limits,
             shape=stage.shape,
         )  # fmt: skip
-        values = experience.describe(episodes)
     with phases("pack"):
         by_uid = {question.uid: question for question in asked}
+        if s.keep_episodes:
+            host = dict(host=jax.process_index(), num_hosts=jax.process_count())
+            kept_episodes.write(workdir, step, episodes, by_uid, **host)
         sources = Sources(by_uid, {**stage.gold, **texts})
         credited, found = credit(episodes, programme, sources, agree=packing.agree_max)
         batch, num_micro, stats = packing.pack(
@@ -260,8 +264,9 @@ def _step(
         )  # fmt: skip
         counts = dataclasses.asdict(stats)
         role_tokens = counts.pop("role_tokens")
-        values |= found | {f"batch/{name}": float(x) for name, x in counts.items()}
         batch = packing.globalise(batch, stage.mesh)
+        own = [experience.tally(episodes), found, counts, dict(stage.sampler_counts())]
+        values = _over_hosts(hosts.gather(own))
     with phases("score"):
         scores = trainer.scores(state, batch, num_micro)
         values |= trainer.drift(stage.reference, batch, num_micro, frac=s.drift_frac)
@@ -277,10 +282,24 @@ def _step(
         logger.warning(
             "step %d: no update, the gradient's norm is %g", step, values["update/gradient_norm"]
         )
-    values |= {f"engine/{name}": float(x) for name, x in stage.sampler_counts().items()}
     seconds = phases.seconds
     values |= cost.of_step(
         episodes, {role: s.updates_per_batch * n for role, n in role_tokens.items()},
         play_s=seconds["rollout"], train_s=seconds["score"] + seconds["update"],
     )  # fmt: skip
-    return state, values | phases.metrics(time.perf_counter() - start_s, stats.num_tokens)
+    step_s, num_tokens = time.perf_counter() - start_s, values["batch/num_tokens"]
+    return state, values | phases.metrics(step_s, num_tokens)
+
+
+def _over_hosts(gathered: list[list[dict]]) -> dict[str, float]:
+    """Metrics of all hosts' episodes, credits, packing and sampling, from those of each host."""
+    tallies, credits, packed, sampled = zip(*gathered, strict=True)
+    counts = packing.over_hosts(packed)
+    # engines count since they were made
+    totals = {name: sum(each[name] for each in sampled) for name in sampled[0]}
+    return {
+        **experience.divided(*tallies),
+        **over_hosts(credits),
+        **{f"batch/{name}": float(x) for name, x in counts.items()},
+        **{f"engine/{name}": float(x) for name, x in totals.items()},
+    }
