@@ -101,28 +101,33 @@ def free_address() -> str:
 
 
 def start_two(script, *arguments) -> list[subprocess.Popen]:
-    """The script as two processes that join."""
+    """The script as two processes of two devices that join."""
+    return start(script, *arguments, processes=2, devices=2)
+
+
+def start(script, *arguments, processes: int, devices: int) -> list[subprocess.Popen]:
+    """The script as processes that join, each with so many devices."""
     address = free_address()
     return [
         subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],
             env=os.environ | dict(
                 PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", JAX_PLATFORMS="cpu",
-                MAS_JAX_COORDINATOR=address, MAS_JAX_NUM_PROCESSES="2",
+                MAS_JAX_COORDINATOR=address, MAS_JAX_NUM_PROCESSES=str(processes),
                 MAS_JAX_PROCESS_ID=str(process),
-                XLA_FLAGS="--xla_force_host_platform_device_count=2 "
+                XLA_FLAGS=f"--xla_force_host_platform_device_count={devices} "
                 "--xla_backend_optimization_level=0",
             ),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for process in (0, 1)
+        for process in range(processes)
     ]  # fmt: skip
 
 
 def ended(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each."""
     try:
-        said = [process.communicate(timeout=120) for process in processes]
+        said = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
