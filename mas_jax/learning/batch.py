@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mas_jax.learning import hosts
 from mas_jax.learning.credit import Credited
 from mas_jax.learning.programme import Programme
 from mas_jax.model import sharding
@@ -261,7 +261,7 @@ def _log_too_long(traces: Sequence[Trace], length: int) -> None:
 
 def agree_max(value: int) -> int:
     """The largest of all processes' values; each process must call it."""
-    return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+    return max(hosts.gather(int(value)))
 
 
 def over_hosts(by_host: Sequence[Mapping[str, float]]) -> dict[str, float]:

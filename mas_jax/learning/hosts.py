@@ -10,6 +10,7 @@ Must not know: models, episodes, configs.
 import atexit
 import collections
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -33,6 +34,7 @@ from jax.experimental import multihost_utils
 
 HEARTBEAT_S = 30  # after so long without a sign of life a process is dead, and all others end
 LISTEN_S = 1.0  # between looks for the failure of another process
+LONGEST_S = 24 * 3600  # that processes wait for each other; a dead one is known long before
 HEARD_S = 10  # how long a process that fails waits until all others know
 RESUMABLE = 75  # exit code: the same command goes on (EX_TEMPFAIL of sysexits.h)
 WORKER = "MAS_JAX_WORKER"  # set in the child that does the work
@@ -92,10 +94,19 @@ def interrupted_code() -> int:
 # --- what they agree on ---------------------------------------------------------------------------
 
 
+_MEETINGS = itertools.count()
+
+
 def gather(document: Any) -> list[Any]:
-    """The JSON values that all processes give, in order of process. A collective."""
+    """The JSON values that all processes give, in order of process. A collective.
+
+    All meet first, however long one plays or compiles: on CPUs a collective that waits for half a
+    minute breaks off.
+    """
     if jax.process_count() == 1:
         return [document]
+    name = f"mas_jax/meeting/{next(_MEETINGS)}"
+    distributed.global_state.client.wait_at_barrier(name, 1000 * LONGEST_S)
     own = np.frombuffer(json.dumps(document).encode(), np.uint8)
     sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(own))))
     # few lengths, and so few programs
