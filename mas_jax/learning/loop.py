@@ -89,7 +89,8 @@ class Stage:
 
     config: as JSON, for the checkpoint. start: makes the parameters on the training mesh from which
     the policy departs; reference: the same, kept to measure how far it has gone. validate: measure
-    of the published policy after so many steps, larger is better. gold: texts of gold passages by
+    of the published policy after so many steps, larger is better, alike on all hosts. gold: texts
+    of gold passages by
     id, for rewards of turns. shape: of tree rollouts, None for whole episodes.
     """
 
@@ -197,8 +198,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
                 is_last, is_best, value = done == stage.steps, False, None
                 if _due(s.validation_interval, step) or (s.validation_interval and is_last):
                     stage.publish(state.params)
-                    measured = stage.validate(done)
-                    value = hosts.first(lambda own=measured: own)
+                    value = stage.validate(done)
                     values["validation/avg"] = value
                     is_best = best is None or value > best
                     best = value if is_best else best
