@@ -1,6 +1,6 @@
 """How many tokens two runs drew alike: `python launch/compare_episodes.py RUN/STAGE RUN/STAGE`.
 
-Of the steps that both have kept with `--config.train.keep_episodes=True`, such as runs of one
+Of the steps that both have kept (`launch/train.py --keep_episodes`), such as runs of one
 config on other numbers of hosts: the share of sampled tokens that are equal, each with all that
 stands before it.
 """

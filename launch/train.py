@@ -18,6 +18,9 @@ from mas_jax.learning import assembly, hosts, loop, pipeline, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
 WORKDIR = flags.DEFINE_string("workdir", None, "where checkpoints, metrics and policies go")
+KEEP_EPISODES = flags.DEFINE_bool(
+    "keep_episodes", False, "whether WORKDIR/STAGE/episodes holds all that is played"
+)
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -42,7 +45,9 @@ def main(argv: list[str]) -> None:
 def _run(console: Console) -> dict[str, Path]:
     """The policies of all stages; ends the process where a run cannot or must not go on."""
     try:
-        prepared = pipeline.prepare(CONFIG.value, Path(WORKDIR.value))
+        prepared = pipeline.prepare(
+            CONFIG.value, Path(WORKDIR.value), keep_episodes=KEEP_EPISODES.value
+        )
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     try:

@@ -157,7 +157,6 @@ def default_config() -> ConfigDict:
             checkpoint_interval=10, keep_checkpoints=2,
             validation_interval=0, validation_questions=140, validation_runs=1,
             role_gradient_interval=40, drift_frac=0.1, log_interval_s=10.0,
-            keep_episodes=False,  # or STAGE/episodes holds them, learning/kept_episodes.py
             optimizer=dict(  # learning/update.py OptimizerSettings
                 learning_rate=2e-4, warmup_steps=5, schedule="constant", b1=0.9, b2=0.95, eps=1e-8,
                 weight_decay=0.0, max_grad_norm=1.0, moment_dtype="float32",

@@ -23,7 +23,6 @@ from mas_jax.learning import hosts, kept_episodes
 SETTINGS = {
     **SMALL,
     "train.questions": 4,
-    "train.keep_episodes": True,
     "certify.ignore": True,
     # at least 64 rows always: what a request draws does not depend on what else is asked
     "engine.decode_rows": 64,
@@ -48,7 +47,8 @@ def train(policy, monkeypatch):
         values = {**SETTINGS, "model.checkpoint": policy, **mesh, **rows, **changed}
         return start(
             ROOT / "launch" / "train.py", f"--config={ROOT / 'configs' / 'toy.py'}",
-            f"--workdir={place}", *(f"--config.{name}={x}" for name, x in values.items()),
+            f"--workdir={place}", "--keep_episodes",
+            *(f"--config.{name}={value}" for name, value in values.items()),
             processes=processes, devices=devices,
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ def test_a_step_that_other_hosts_play_again_replaces_what_was_kept(tmp_path, hos
 
 
 def test_missing_episodes_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no episodes in .*train\.keep_episodes=True"):
+    with pytest.raises(ValueError, match=r"no episodes in .*train with --keep_episodes"):
         kept_episodes.read(tmp_path)
     keep(tmp_path, 3, played(0), 1, 2)
     with pytest.raises(ValueError, match="step 3 has the episodes of 1 hosts of 2"):

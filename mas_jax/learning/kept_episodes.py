@@ -41,9 +41,7 @@ def read(stage: Path) -> dict[int, list[Episode]]:
     for path in sorted((stage / FOLDER).glob("*.jsonl")):
         found.setdefault(int(path.name.partition(".")[0]), []).append(path)
     if not found:
-        raise ValueError(
-            f"no episodes in {stage / FOLDER}; train with --config.train.keep_episodes=True"
-        )
+        raise ValueError(f"no episodes in {stage / FOLDER}; train with --keep_episodes")
     for step, paths in found.items():
         hosts = paths[0].stem.rpartition("-")[2]
         if len(paths) != int(hosts):

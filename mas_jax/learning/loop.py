@@ -52,8 +52,8 @@ SHOWN = {  # on the console
 # what may differ between a checkpoint and the run that continues it; the last three change only
 # roundings
 FREE = (
-    "train.log_interval_s", "train.keep_episodes", "train.checkpoint_interval",
-    "train.keep_checkpoints", "certify.ignore", "mesh", "train.mesh", "train.micro_rows",
+    "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints", "certify.ignore",
+    "mesh", "train.mesh", "train.micro_rows",
 )  # fmt: skip
 
 
@@ -64,8 +64,7 @@ class TrainSettings:
     questions: of a step over all hosts, with group_size episodes each. micro_rows: rows of a
     micro-batch over all hosts, of row_length tokens. chunk: of `logprobs.py`. Intervals are in
     steps, 0 for never: of checkpoints, of validation, of gradient norms by role (a pass for each).
-    drift_frac: share of the micro-batches on which KL to the start is measured. keep_episodes:
-    whether episodes are written to files (`kept_episodes.py`).
+    drift_frac: share of the micro-batches on which KL to the start is measured.
     """
 
     questions: int
@@ -80,7 +79,6 @@ class TrainSettings:
     role_gradient_interval: int
     drift_frac: float
     log_interval_s: float
-    keep_episodes: bool
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ class Stage:
     config: as JSON, for the checkpoint. start: makes the parameters on the training mesh from which
     the policy departs; reference: the same, kept to measure how far it has gone. validate: measure
     of the published policy after so many steps, larger is better, alike on all hosts. gold: texts
-    of gold passages by
-    id, for rewards of turns. shape: of tree rollouts, None for whole episodes.
+    of gold passages by id, for rewards of turns. shape: of tree rollouts, None for whole episodes.
+    keep_episodes: whether they are written to files (`kept_episodes.py`).
     """
 
     name: str
@@ -118,6 +116,7 @@ class Stage:
     alarms: AlarmSettings
     settings: TrainSettings
     config: Mapping[str, Any]
+    keep_episodes: bool
 
 
 class Phases:
@@ -253,7 +252,7 @@ def _step(
         )  # fmt: skip
     with phases("pack"):
         by_uid = {question.uid: question for question in asked}
-        if s.keep_episodes:
+        if stage.keep_episodes:
             host = dict(host=jax.process_index(), num_hosts=jax.process_count())
             kept_episodes.write(workdir, step, episodes, by_uid, **host)
         sources = Sources(by_uid, {**stage.gold, **texts})

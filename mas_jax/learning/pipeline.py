@@ -49,7 +49,8 @@ logger = logging.getLogger(__name__)
 class Pipeline:
     """What all stages share: the config, what they play in, and where they start.
 
-    reference: the starting policy in the dtype of `train.dtype`, frozen.
+    reference: the starting policy in the dtype of `train.dtype`, frozen. keep_episodes: as in
+    `loop.Stage`.
     """
 
     config: ConfigDict
@@ -60,9 +61,10 @@ class Pipeline:
     mesh: jax.sharding.Mesh
     model: qwen3.ModelConfig
     reference: qwen3.Params
+    keep_episodes: bool = False
 
 
-def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
+def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -> Pipeline:
     """Builds and checks everything that can fail before the first step.
 
     Raises: ValueError for a bad config, a workdir of another config, or a teacher that speaks
@@ -97,6 +99,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
         reference=_load(
             directory, mesh, dtype=config.train.dtype, value_head=config.train.value_head
         ),
+        keep_episodes=keep_episodes,
     )
 
 
@@ -259,6 +262,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         alarms=AlarmSettings(**alarms),
         settings=loop.TrainSettings(**{k: v for k, v in t.to_dict().items() if k in fields}),
         config=as_json(config),
+        keep_episodes=pipeline.keep_episodes,
     )  # fmt: skip
 
 
