@@ -246,9 +246,19 @@ def test_every_role_of_the_hierarchy_has_its_metrics(stage, tmp_path):
 
 def test_the_phases_of_a_step_are_all_of_it(played):
     for line in metrics.read(played[1] / "metrics.jsonl"):
-        shares = [line[name] for name in line if name.startswith("time/") and "_frac" in name]
-        assert len(shares) == len(PHASES)
+        shares = [line[name] for name in PHASES]
         assert 0.9 < sum(shares) <= 1.0 + 1e-9
+        assert {name for name in line if "time/" in name and "_frac" in name} == PHASES
+
+
+def test_the_hosts_share_is_what_no_program_took():
+    phases = loop.Phases()
+    phases.seconds = {"rollout": 5.0, "pack": 1.0, "score": 1.5, "update": 2.0}
+    # of ten seconds 4 in the engines, 1.5 + 2 in scores and update
+    found = phases.metrics(10.0, 200, 4.0)
+    assert found["time/host_frac"] == pytest.approx(0.25)
+    assert found["time/tokens_per_s"] == 20.0
+    assert "time/host_frac" not in phases.metrics(10.0, 200, None)
 
 
 def test_the_policy_moves_and_the_start_does_not(played):

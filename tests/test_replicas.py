@@ -27,6 +27,8 @@ def test_replicas_draw_what_one_engine_draws_and_share_the_questions():
     assert [[s.tokens for s in r] for r in got] == [[s.tokens for s in r] for r in want]
     parts = [engine.metrics.sequences for engine in replicas.engines]
     assert sum(parts) == replicas.metrics["sequences"] == len(PROMPTS)
+    busy = [e.metrics.prefill_s + e.metrics.decode_s for e in replicas.engines]
+    assert replicas.metrics["device_s"] == pytest.approx(sum(busy) / len(busy))
     assert all(parts)
     again = run(*(sample(replicas, PROMPTS[3], "3", max_tokens=2) for _ in range(5)))
     assert len({tuple(r) for r in again}) == 1

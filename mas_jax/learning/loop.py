@@ -119,6 +119,9 @@ class Stage:
     keep_episodes: bool
 
 
+ON_DEVICE = ("score", "role_gradients", "update")  # phases that wait for programs alone
+
+
 class Phases:
     """Seconds that the phases of one step take."""
 
@@ -132,9 +135,13 @@ class Phases:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def metrics(self, step_s: float, num_tokens: float) -> dict[str, float]:
-        """Shares of the step, and tokens trained on a second."""
+    def metrics(self, step_s: float, num_tokens: int, sampled_s: float | None) -> dict[str, float]:
+        """Shares of the step, and tokens trained on a second. sampled_s: in which the engines
+        computed, None if nobody counted; with it host_frac is the share in which no program ran."""
         shares = {f"time/{name}_frac": s / step_s for name, s in self.seconds.items()}
+        if sampled_s is not None:
+            trained_s = sum(self.seconds.get(name, 0.0) for name in ON_DEVICE)
+            shares["time/host_frac"] = 1.0 - (sampled_s + trained_s) / step_s
         return shares | {"time/step_s": step_s, "time/tokens_per_s": num_tokens / step_s}
 
 
@@ -236,6 +243,7 @@ def _step(
     """The state after one step, and its metrics."""
     s, programme = stage.settings, stage.programme
     start_s, phases = time.perf_counter(), Phases()
+    sampled_s = stage.sampler_counts().get("device_s")
     with phases("publish"):
         stage.publish(state.params)
     with phases("rollout"):
@@ -264,7 +272,8 @@ def _step(
         counts = dataclasses.asdict(stats)
         role_tokens = counts.pop("role_tokens")
         batch = packing.globalise(batch, stage.mesh)
-        own = [experience.tally(episodes), found, counts, dict(stage.sampler_counts())]
+        counted = dict(stage.sampler_counts())
+        own = [experience.tally(episodes), found, counts, counted]
         values = _over_hosts(hosts.gather(own))
     with phases("score"):
         scores = trainer.scores(state, batch, num_micro)
@@ -281,21 +290,25 @@ def _step(
         logger.warning(
             "step %d: no update, the gradient's norm is %g", step, values["update/gradient_norm"]
         )
+    if sampled_s is not None:
+        sampled_s = counted["device_s"] - sampled_s
     seconds = phases.seconds
     values |= cost.of_step(
         episodes, {role: s.updates_per_batch * n for role, n in role_tokens.items()},
         play_s=seconds["rollout"], train_s=seconds["score"] + seconds["update"],
     )  # fmt: skip
-    step_s, num_tokens = time.perf_counter() - start_s, values["batch/num_tokens"]
-    return state, values | phases.metrics(step_s, num_tokens)
+    step_s, num_tokens = time.perf_counter() - start_s, int(values["batch/num_tokens"])
+    return state, values | phases.metrics(step_s, num_tokens, sampled_s)
 
 
 def _over_hosts(gathered: list[list[dict]]) -> dict[str, float]:
     """Metrics of all hosts' episodes, credits, packing and sampling, from those of each host."""
     tallies, credits, packed, sampled = zip(*gathered, strict=True)
     counts = packing.over_hosts(packed)
-    # engines count since they were made
+    # engines count since they were made; hosts compute at once
     totals = {name: sum(each[name] for each in sampled) for name in sampled[0]}
+    if "device_s" in totals:
+        totals["device_s"] /= len(sampled)
     return {
         **experience.divided(*tallies),
         **over_hosts(credits),

@@ -59,7 +59,8 @@ class Replicas:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Sums over the engines of their metrics and their schedulers' counts."""
+        """Sums over the engines of their metrics and their schedulers' counts; device_s: seconds in
+        which an engine computes, in the mean over them, since they work at once."""
         counts = [
             dataclasses.asdict(engine.metrics)
             | {
@@ -69,4 +70,6 @@ class Replicas:
             }
             for engine in self.engines
         ]
-        return {name: sum(count[name] for count in counts) for name in counts[0]}
+        sums = {name: sum(count[name] for count in counts) for name in counts[0]}
+        device_s = (sums["prefill_s"] + sums["decode_s"]) / len(counts)
+        return sums | {"device_s": device_s}
