@@ -18,6 +18,9 @@ from mas_jax.learning import assembly, hosts, loop, pipeline, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
 WORKDIR = flags.DEFINE_string("workdir", None, "where checkpoints, metrics and policies go")
+KEEP_EPISODES = flags.DEFINE_bool(
+    "keep_episodes", False, "whether WORKDIR/STAGE/episodes holds all that is played"
+)
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -33,19 +36,27 @@ def main(argv: list[str]) -> None:
     except ValueError as error:
         raise app.UsageError(str(error)) from error
     assembly.start_process()
+    with hosts.together():
+        done = _run(Console(quiet=jax.process_index() > 0))
+    for name, directory in done.items():
+        logging.info("%s: policy in %s", name, directory)
+
+
+def _run(console: Console) -> dict[str, Path]:
+    """The policies of all stages; ends the process where a run cannot or must not go on."""
     try:
-        prepared = pipeline.prepare(CONFIG.value, Path(WORKDIR.value))
+        prepared = pipeline.prepare(
+            CONFIG.value, Path(WORKDIR.value), keep_episodes=KEEP_EPISODES.value
+        )
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     try:
-        done = pipeline.run(prepared, Console(quiet=jax.process_index() > 0))
+        return pipeline.run(prepared, console)
     except (pipeline.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)
         sys.exit(hosts.interrupted_code())
-    for name, directory in done.items():
-        logging.info("%s: policy in %s", name, directory)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def scene_of(start: Path) -> assembly.Scene:
 def engines_of(start: Path) -> Replicas:
     """One engine on one device."""
     config = small_config(start)
-    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    mesh = sharding.make_mesh(devices=jax.local_devices()[:1])
     shardings = qwen3.param_shardings(pipeline.load_config(start), mesh)
     model, params = hf.load(start, dtype=jnp.float32, shardings=shardings)
     settings = EngineSettings(**config.engine)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from evaluation_episodes import make_episode, make_trace, random_episode
 
-from mas_jax.learning.credit import credit
+from mas_jax.learning.credit import credit, over_hosts
 from mas_jax.learning.programme import Row
 from mas_jax.records import Failure, FailureKind, Judgement
 
@@ -376,3 +376,34 @@ def test_leaves_are_compared_within_their_question_and_their_tree():
     assert [c.is_dropped for c in found] == [False, False, True, True]
     assert metrics["credit/answerer/groups"] == 2
     assert credit(leaves[::-1], {"answerer": nested})[0] == found
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alone", [0, 1])  # how many of four questions the first host has
+def test_metrics_of_hosts_are_those_of_all_their_episodes(alone):
+    def asked(e, uid):
+        return replace(e, question=uid, traces=tuple(replace(t, question=uid) for t in e.traces))
+
+    episodes = [
+        asked(e, f"q{i}")
+        for i in range(4)
+        for e in (
+            searched(0, [1.0, None], correct=float(i % 2)), searched(1, [0.4] * (i + 1)),
+            searched(2, [None]),
+        )
+    ]  # fmt: skip
+    row = replace(CRITIC, alignment="weights", drop_zero_variance=True)
+    agree = {"agree": lambda count: 4}  # the largest of all
+    want = credit(episodes, {"searcher": row}, **agree)[1]
+    parts = [
+        credit([e for e in episodes if (e.question < f"q{alone}") == mine], {"searcher": row},
+               **agree)[1]
+        for mine in (True, False)
+    ]  # fmt: skip
+    assert over_hosts(parts) == pytest.approx(want)
+    assert want["credit/searcher/reward"] != parts[1]["credit/searcher/reward"] or not alone
+    assert {"judge_score", "dropped_frac", "zero_variance_frac", "weight_max"} <= {
+        name.rpartition("/")[2] for name in want
+    }

@@ -1,19 +1,21 @@
 """One step's questions by position, episodes in order, and what is reported of them."""
 
 import asyncio
+import json
 import math
 from dataclasses import replace
 
 import pytest
-from evaluation_episodes import make_episode, make_trace
+from evaluation_episodes import make_episode, make_trace, random_episode
 from scripted_team import Script, make_team
 from test_credit import episode
 from test_rollout import PATIENT, RUN, SAYS, failing, questions, raising
 
-from mas_jax.learning.experience import collect, describe, remembering
+from mas_jax.learning.experience import collect, describe, divided, remembering, tally
 from mas_jax.records import (
     Failure,
     FailureKind,
+    Judgement,
     Passage,
     SearchFailure,
     StopReason,
@@ -119,6 +121,30 @@ def test_an_agent_whose_template_rewrote_its_past_is_one_agent():
     )
     found = describe([make_episode("a", 0, traces=strands, correct=(0.0,))])
     assert (found["rollout/searcher/agents"], found["rollout/searcher/length"]) == (1, 5)
+
+
+def test_metrics_of_hosts_are_those_of_all_their_episodes():
+    for team in ("hierarchy", "single"):
+        episodes = [random_episode(f"q{i}", j, team) for i in range(5) for j in range(4)]
+        episodes += [
+            make_episode("q9", 0, failure=Failure(FailureKind.API, ""), correct=()),
+            replace(make_episode("q9", 1, correct=(1.0,)), judgements=(Judgement("a", None),)),
+        ]
+        parts = [[e for e in episodes if e.question in of] for of in ("q1 q4", "q0 q2 q3 q9")]
+        tallies = json.loads(json.dumps([tally(part) for part in parts]))
+        assert divided(*tallies) == pytest.approx(describe(episodes))
+        assert describe(parts[0])["rollout/reward"] != describe(episodes)["rollout/reward"]
+
+
+def test_leaves_of_hosts_are_described_as_all_of_them():
+    searches = make_trace("searcher", [(4, 2, "search"), (3, 4, "report")])
+    leaves = [
+        replace(episode(uid, i, traces=(searches,)), tree=0, shared_turns=i)
+        for uid, i in (("a", 0), ("a", 1), ("b", 0), ("b", 0))
+    ]
+    want = describe(leaves)
+    assert want["rollout/tree/shared_turns"] == 0.25
+    assert divided(tally(leaves[:2]), tally(leaves[2:])) == pytest.approx(want)
 
 
 def test_no_episodes_are_numbers_all_the_same():

@@ -1,6 +1,7 @@
 """How the processes of a run find each other, and what is said when one of them dies."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -61,6 +62,9 @@ def test_the_dead_are_read_off_the_services_last_words():
     )
     assert hosts.dead_processes(said) == [1, 12]
     assert hosts.dead_processes("3\ntask:4 is well\n") == []
+    lost = "UNAVAILABLE: Failed to send RPC to coordination service. Either the leader task was"
+    assert hosts.dead_processes(lost) == [0]
+    assert hosts.dead_processes(said + lost) == [1, 12]
 
 
 SUPERVISED = """
@@ -72,15 +76,24 @@ code = hosts.supervise(Path(sys.argv[1]))
 if code is not None:
     sys.exit(code)
 hosts.initialize()
-import jax
-assert hosts.first(0.1 + jax.process_index()) == 0.1
-assert hosts.first(jax.process_index() == 0) is True
-way = sys.argv[2]
-if jax.process_index() == 1 and way == "killed":
-    os.kill(os.getpid(), signal.SIGKILL)
-if way == "refused":
-    sys.exit(3)
-time.sleep(60)
+import jax, numpy as np
+from jax.experimental import multihost_utils
+rank = jax.process_index()
+assert hosts.gather([0.1, "x" * 300 * rank]) == [[0.1, ""], [0.1, "x" * 300]]
+assert hosts.first(lambda: {"rank": rank}) == {"rank": 0}
+way, one = sys.argv[2], rank == int(sys.argv[3])
+with hosts.together():
+    if one and way.startswith("killed"):
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if one and way == "fails":
+        raise ValueError("no such file")
+    if way == "refused":
+        sys.exit(0)
+    if way.endswith("in a collective"):
+        multihost_utils.process_allgather(np.ones(3))
+    hosts.gather(rank)
+    os._exit(5)
 """
 
 
@@ -91,28 +104,33 @@ def free_address() -> str:
 
 
 def start_two(script, *arguments) -> list[subprocess.Popen]:
-    """The script as two processes that join."""
+    """The script as two processes of two devices that join."""
+    return start(script, *arguments, processes=2, devices=2)
+
+
+def start(script, *arguments, processes: int, devices: int) -> list[subprocess.Popen]:
+    """The script as processes that join, each with so many devices."""
     address = free_address()
     return [
         subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],
             env=os.environ | dict(
                 PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", JAX_PLATFORMS="cpu",
-                MAS_JAX_COORDINATOR=address, MAS_JAX_NUM_PROCESSES="2",
+                MAS_JAX_COORDINATOR=address, MAS_JAX_NUM_PROCESSES=str(processes),
                 MAS_JAX_PROCESS_ID=str(process),
-                XLA_FLAGS="--xla_force_host_platform_device_count=2 "
+                XLA_FLAGS=f"--xla_force_host_platform_device_count={devices} "
                 "--xla_backend_optimization_level=0",
             ),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for process in (0, 1)
+        for process in range(processes)
     ]  # fmt: skip
 
 
 def ended(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each."""
     try:
-        said = [process.communicate(timeout=120) for process in processes]
+        said = [process.communicate(timeout=900) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -126,20 +144,36 @@ def script(tmp_path):
     return path
 
 
-def test_a_dead_process_ends_the_others_and_everyone_says_how_to_go_on(tmp_path, script):
+@pytest.mark.parametrize(
+    ("way", "dead"), [("killed", 1), ("killed in a collective", 1), ("killed in a collective", 0)]
+)
+def test_a_dead_process_ends_the_others_and_everyone_says_how_to_go_on(tmp_path, script, way, dead):
     (tmp_path / "runs" / "student" / "checkpoints" / "40").mkdir(parents=True)
-    (zero, _, errors_0), (one, _, errors_1) = ended(start_two(script, tmp_path / "runs", "killed"))
-    assert (zero, one) == (hosts.RESUMABLE, hosts.RESUMABLE), errors_0 + errors_1
-    assert "process 1 died; process 0 ended by SIGABRT because of it" in errors_0
-    assert "process 1 ended by SIGKILL" in errors_1
-    for errors in (errors_0, errors_1):
+    results = ended(start_two(script, tmp_path / "runs", way, dead))
+    said = [errors for _, _, errors in results]
+    assert [code for code, _, _ in results] == [hosts.RESUMABLE] * 2, "".join(said)
+    other = 1 - dead
+    assert f"process {dead} died; process {other} ended by SIGABRT because of it" in said[other]
+    assert f"process {dead} ended by SIGKILL" in said[dead]
+    for errors in said:
         assert f"last saved in {tmp_path / 'runs'}: student step 40" in errors
-        assert f"start the same command on every host: python {script}" in errors
+        command = shlex.join([sys.executable, str(script), str(tmp_path / "runs"), way, str(dead)])
+        assert f"start the same command on every host: {command}\n" in errors
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_of_one_process_ends_all_with_its_words(tmp_path, script, failing):
+    results = ended(start_two(script, tmp_path, "fails", failing))
+    said = [errors for _, _, errors in results]
+    assert [code for code, _, _ in results] == [1, 1], "".join(said)
+    assert "\nValueError: no such file\n" in said[failing]
+    assert f"stopped: process {failing}: ValueError: no such file\n" in said[1 - failing]
+    assert not any("to go on" in errors for errors in said)
 
 
 def test_an_end_that_was_meant_is_passed_on(tmp_path, script):
-    for code, _, errors in ended(start_two(script, tmp_path, "refused")):
-        assert code == 3
+    for code, _, errors in ended(start_two(script, tmp_path, "refused", 0)):
+        assert code == 0
         assert "mas_jax:" not in errors
 
 

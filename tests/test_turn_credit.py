@@ -12,7 +12,7 @@ from test_credit import ROW
 
 from mas_jax.learning import advantages
 from mas_jax.learning.batch import pack
-from mas_jax.learning.credit import credit
+from mas_jax.learning.credit import credit, over_hosts
 from mas_jax.learning.turn_credit import Sources, states
 from mas_jax.records import Question
 
@@ -151,6 +151,11 @@ def test_advantages_of_turns_by_hand():
     names = ("step_groups", "step_group_size", "step_singletons", "step_constant_frac")
     got = [metrics[f"credit/searcher/{name}"] for name in names]
     assert got == pytest.approx([3, 5 / 3, 1, 1 / 5])
+    # of two hosts, the other with two turns in one group, which differ: of seven turns one alone
+    other = dict(zip(names, (1.0, 2.0, 0.0, 0.0), strict=True))
+    both = over_hosts([metrics, {f"credit/searcher/{n}": x for n, x in other.items()}])
+    got = [both[f"credit/searcher/{name}"] for name in names]
+    assert got == pytest.approx([4, 7 / 4, 1, 1 / 7])
     # with the deviation of two, which is their distance over the root of 2
     scaled = credited(PAIR, replace(STEPS, scale="std", step_weight=1.0))
     root = 1 / math.sqrt(2)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mas_jax.learning import hosts
 from mas_jax.learning.credit import Credited
 from mas_jax.learning.programme import Programme
 from mas_jax.learning.views import View
@@ -354,7 +354,14 @@ def _log_too_long(traces: Sequence[Trace], length: int) -> None:
 
 def agree_max(value: int) -> int:
     """The largest of all processes' values; each process must call it."""
-    return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+    return max(hosts.gather(int(value)))
+
+
+def over_hosts(by_host: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The numbers of `PackStats` for all hosts' traces: sums, and of padding the mean, since every
+    host has as many positions."""
+    totals = {name: sum(stats[name] for stats in by_host) for name in by_host[0]}
+    return totals | {"padding_frac": totals["padding_frac"] / len(by_host)}
 
 
 def globalise(batch: TokenBatch, mesh: Mesh) -> TokenBatch:

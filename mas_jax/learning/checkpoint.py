@@ -18,6 +18,7 @@ from typing import Any, Literal
 import orbax.checkpoint as ocp
 from etils import epath
 
+from mas_jax.learning import hosts
 from mas_jax.learning.checkpoint_contents import (
     DamagedCheckpoint,
     contents,
@@ -93,7 +94,7 @@ class Checkpointer:
             raise ValueError(f"checkpoint step {step}: value={value} is not finite; pass None")
         manager = self._open()
         manager.wait_until_finished()
-        newest = manager.latest_step()
+        newest = hosts.first(manager.latest_step)
         if step == newest and self._continues:
             return
         if newest is not None and step <= newest:
@@ -127,7 +128,7 @@ class Checkpointer:
         """
         self.wait()
         damage: dict[int, DamagedCheckpoint] = {}
-        for step in reversed(self.steps):
+        for step in hosts.first(lambda: self.steps[::-1]):
             try:
                 restored = self._read(step, abstract_state, complete=True)
             except DamagedCheckpoint as error:
@@ -155,7 +156,7 @@ class Checkpointer:
         Raises: ValueError if it is not there or does not fit; DamagedCheckpoint if it is damaged.
         """
         self.wait()
-        steps, found = self.steps, self.best if step == "best" else step
+        steps, found = hosts.first(lambda: [self.steps, self.best if step == "best" else step])
         if found not in steps:
             raise ValueError(
                 f"{self._directory}: no checkpoint of step {step!r}; there are {list(steps)}"

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from mas_jax import metrics
 from mas_jax.evaluation import ledger
+from mas_jax.learning import hosts
 from mas_jax.learning.programme import TEACHER
 from mas_jax.records import ROLES, Episode
 
@@ -39,12 +38,16 @@ def of_step(
         )
     )
     own = {entry.role or NOBODY: entry for entry in entries}
-    names = [f"{role}/{field}" for role in _WHO for field in _FIELDS]
-    values = [getattr(own.get(role), field, 0) for role in _WHO for field in _FIELDS]
-    # jax gathers in single precision: enough for a step, not for the sums of a run
-    by_host = multihost_utils.process_allgather(np.asarray(values, np.float32))
-    summed = np.reshape(by_host, (-1, len(values))).sum(axis=0, dtype=np.float64)
-    return {f"cost/{name}": float(x) for name, x in zip(names, summed, strict=True) if x}
+    values = {
+        f"cost/{role}/{field}": float(getattr(own[role], field))
+        for role in _WHO
+        for field in _FIELDS
+        if role in own
+    }
+    by_host = hosts.gather(values)
+    names = dict.fromkeys(name for found in by_host for name in found)
+    sums = {name: sum(found.get(name, 0.0) for found in by_host) for name in names}
+    return {name: value for name, value in sums.items() if value}
 
 
 def of_stage(directory: Path) -> tuple[ledger.Entry, ...]:

@@ -106,6 +106,42 @@ def credit(
     return _spread(traces, shares), metrics
 
 
+# metrics of a role that are no sums: the largest, or means, of what
+_LARGEST = ("aligned_to", "weight_max")
+_MEANS = {
+    "reward": "rewarded", "dropped_frac": "rewarded", "turn_reward": "rewarded",
+    "judge_score": "rewarded", "group_size": "groups", "zero_variance_frac": "groups",
+    "step_group_size": "step_groups", "step_constant_frac": "step_turns",
+}  # fmt: skip
+
+
+def over_hosts(by_host: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of `credit` for all hosts' episodes from those of each host's own, which are of
+    questions of its own; means weighted by what they are means of."""
+    counted = [dict(metrics) for metrics in by_host]
+    for metrics in counted:
+        for role in {name.split("/")[1] for name in metrics if name.count("/") == 2}:
+            of = f"credit/{role}/"
+            agents = metrics.get(f"{of}num_agents", 0.0)
+            metrics[f"{of}rewarded"] = agents - metrics.get(f"{of}judge_failures", 0.0)
+            groups, size = (metrics.get(f"{of}step_{x}", 0.0) for x in ("groups", "group_size"))
+            metrics[f"{of}step_turns"] = groups * size
+    values = {}
+    for name in dict.fromkeys(name for metrics in by_host for name in metrics):
+        of, _, last = name.rpartition("/")
+        having = [metrics for metrics in counted if name in metrics]
+        found = [metrics[name] for metrics in having]
+        if last in _LARGEST:
+            values[name] = max(found)
+        elif last in _MEANS:
+            weights = [metrics[f"{of}/{_MEANS[last]}"] for metrics in having]
+            pairs = zip(found, weights, strict=True)
+            values[name] = sum(x * weight for x, weight in pairs) / (sum(weights) or 1)
+        else:
+            values[name] = sum(found)
+    return values
+
+
 def _spread(traces: Sequence[Trace], shares: Mapping[Hashable, _Share]) -> list[Credited]:
     """The traces with their agents' shares; each trace has its own turns' part."""
     used: Counter[Hashable] = Counter()

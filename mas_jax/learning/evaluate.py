@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -34,7 +35,7 @@ from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import COSTS, EpisodeScore, score_episode
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, cost
+from mas_jax.learning import assembly, cost, hosts
 from mas_jax.records import Episode
 from mas_jax.sampling.replicas import Replicas
 
@@ -190,10 +191,14 @@ def play_now(
     config: ConfigDict, scene: assembly.Scene, engines: Replicas, team_name: str,
     *, num_questions: int, num_runs: int, step: int,
 ) -> tuple[Plan, list[EpisodeScore]]:  # fmt: skip
-    """Plays validation questions with the weights that the engines hold; nothing is recorded."""
+    """Plays validation questions with the weights that the engines hold; nothing is recorded.
+
+    Every host plays its share of the questions, and has the scores of all. A collective.
+    """
     questions = assembly.spread(scene.questions["validation"], num_questions)
     plan = Plan(team_name, questions, num_runs, {})
-    jobs = [(question, index) for question in questions for index in range(num_runs)]
+    share = questions[jax.process_index() :: jax.process_count()]
+    jobs = [(question, index) for question in share for index in range(num_runs)]
     world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)
     team = assembly.make_team(config, team_name, scene)
     run = Run(seed=config.seed, purpose="eval", step=step)
@@ -203,7 +208,13 @@ def play_now(
         episodes = rollout.play(jobs, team, world=world, run=run, limits=limits)
         return [score_episode(episode) async for episode in episodes]
 
-    return plan, asyncio.run(_play())
+    by_host = hosts.gather([dataclasses.asdict(score) for score in asyncio.run(_play())])
+    return plan, [EpisodeScore(**_tuples(score)) for scores in by_host for score in scores]
+
+
+def _tuples(score: dict) -> dict:
+    """The fields of a score whose pairs JSON made lists."""
+    return score | {"retrieved": tuple((name, title) for name, title in score["retrieved"])}
 
 
 def _seconds(workdir: Path) -> dict[str, float]:

@@ -5,17 +5,16 @@ Must not know: programmes, arrays, updates.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from mas_jax.agents import rollout, tree
 from mas_jax.agents.setting import Run, Team, World
 from mas_jax.evaluation.statistics import (
     cost_per_workflow,
-    invalid_action_frac,
     score_episode,
     shared_turns,
 )
-from mas_jax.records import Episode, Passage, Question, SearchFailure, StopReason
+from mas_jax.records import Episode, Passage, Question, SearchFailure, StopReason, Trace
 from mas_jax.retrieval.index import contents
 
 
@@ -54,7 +53,26 @@ def remembering(search: Callable[..., Awaitable]) -> tuple[Callable[..., Awaitab
     return _search, texts
 
 
+Tally = Mapping[str, tuple[float, float | None]]
+"""Metrics before their division: sum and count, or a sum that stays one, whose count is None."""
+
+
+def divided(*tallies: Tally) -> dict[str, float]:
+    """The metrics of all the tallies' episodes together, such as of several hosts; 0 of nothing."""
+    values = {}
+    for name in dict.fromkeys(name for tally in tallies for name in tally):
+        sums, counts = zip(*(tally[name] for tally in tallies if name in tally), strict=True)
+        known = [count for count in counts if count is not None]
+        values[name] = sum(sums) / (sum(known) or 1) if known else float(sum(sums))
+    return values
+
+
 def describe(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The metrics of `tally`."""
+    return divided(tally(episodes))
+
+
+def tally(episodes: Sequence[Episode]) -> Tally:
     """Metrics `rollout/...` of episodes; per role where a role has it.
 
     reward: mean over those the world did not fail; em: of first candidates, failures are wrong.
@@ -64,56 +82,59 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     """
     scores = [score_episode(episode) for episode in episodes]
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    count = max(len(episodes), 1)
-    values = {
-        "rollout/episodes": float(len(episodes)),
-        "rollout/reward": sum(rewards) / max(len(rewards), 1),
-        "rollout/em": sum(score.correct for score in scores) / count,
-        "rollout/valid_action_frac": 1.0 - invalid_action_frac(scores),
-        "rollout/failure_frac": sum(score.failure != "" for score in scores) / count,
-        "rollout/answered_frac": sum(score.outcome == "answered" for score in scores) / count,
+    count, actions = len(episodes), sum(score.num_actions for score in scores)
+    found = {
+        "episodes": (count, None),
+        "reward": (sum(rewards), len(rewards)),
+        "em": (sum(score.correct for score in scores), count),
+        "failure_frac": (sum(score.failure != "" for score in scores), count),
+        "answered_frac": (sum(score.outcome == "answered" for score in scores), count),
     }
-    values |= {f"rollout/{name}": value for name, value in cost_per_workflow(scores).items()}
+    if actions:
+        invalid = sum(score.invalid_actions for score in scores)
+        found["valid_action_frac"] = (actions - invalid, actions)
+    found |= {name: (value * count, count) for name, value in cost_per_workflow(scores).items()}
     kinds = Counter(score.failure for score in scores if score.failure)
-    values |= {f"rollout/errors/{kind}": float(number) for kind, number in kinds.items()}
+    found |= {f"errors/{kind}": (number, None) for kind, number in kinds.items()}
     judged = [judgement.score for episode in episodes for judgement in episode.judgements]
     if judged:
-        values["rollout/judgements"] = float(len(judged))
-        values["rollout/errors/judge"] = values.get("rollout/errors/judge", 0.0)
-        values["rollout/errors/judge"] += sum(score is None for score in judged)
+        missing = kinds["judge"] + sum(score is None for score in judged)
+        found |= {"judgements": (len(judged), None), "errors/judge": (missing, None)}
     traces = [trace for episode in episodes for trace in episode.traces]
     for role in sorted({trace.role for trace in traces}):
-        own = [trace for trace in traces if trace.role == role]
-        agents = len({(t.question, t.rollout, t.path, t.candidate) for t in own})
-        turns = [turn for trace in own for turn in trace.turns]
-        stops = Counter(turn.stop_reason for turn in turns)
-        cut = stops[StopReason.LENGTH] + stops[StopReason.CONTEXT]
-        values |= {
-            f"rollout/{role}/agents": agents / count,
-            f"rollout/{role}/length": sum(t.end - t.start for t in turns) / agents,
-            f"rollout/{role}/valid_action_frac": sum(t.action != "invalid" for t in turns)
-            / max(len(turns), 1),
-            f"rollout/{role}/cut_off_frac": cut / max(len(turns), 1),
-        }
-        said = {
-            action: [
-                (trace.question, trace.tokens[turn.start : turn.end])
-                for trace in own for turn in trace.turns if turn.action == action
-            ]
-            for action in ("search", "report")
-        }  # fmt: skip
-        if said["search"]:  # how many of a question's queries no other episode asks too
-            distinct = len(set(said["search"])) / len(said["search"])
-            values[f"rollout/{role}/distinct_queries_frac"] = distinct
-        if said["report"]:
-            lengths = [len(tokens) for _, tokens in said["report"]]
-            values[f"rollout/{role}/report_length"] = sum(lengths) / len(lengths)
-    return values | _describe_trees(episodes)
+        own = _tally_role([trace for trace in traces if trace.role == role], count)
+        found |= {f"{role}/{name}": value for name, value in own.items()}
+    return {f"rollout/{name}": value for name, value in (found | _tally_trees(episodes)).items()}
 
 
-def _describe_trees(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Metrics `rollout/tree/...`, none without trees: what a leaf did not have to play, as means,
-    which as many chains of their own would have; tokens as in `cost_per_workflow`.
+def _tally_role(own: Sequence[Trace], num_episodes: int) -> Tally:
+    """What one role's traces add to `tally`."""
+    agents = len({(t.question, t.rollout, t.path, t.candidate) for t in own})
+    turns = [turn for trace in own for turn in trace.turns]
+    stops = Counter(turn.stop_reason for turn in turns)
+    found = {
+        "agents": (agents, num_episodes),
+        "length": (sum(t.end - t.start for t in turns), agents),
+        "valid_action_frac": (sum(t.action != "invalid" for t in turns), len(turns)),
+        "cut_off_frac": (stops[StopReason.LENGTH] + stops[StopReason.CONTEXT], len(turns)),
+    }
+    said = {
+        action: [
+            (trace.question, trace.tokens[turn.start : turn.end])
+            for trace in own for turn in trace.turns if turn.action == action
+        ]
+        for action in ("search", "report")
+    }  # fmt: skip
+    if said["search"]:  # how many of a question's queries no other episode asks too
+        found["distinct_queries_frac"] = (len(set(said["search"])), len(said["search"]))
+    if said["report"]:
+        found["report_length"] = (sum(len(x) for _, x in said["report"]), len(said["report"]))
+    return found
+
+
+def _tally_trees(episodes: Sequence[Episode]) -> Tally:
+    """Metrics `tree/...`, none without trees: what a leaf did not have to play, as means, which as
+    many chains of their own would have; tokens as in `cost_per_workflow`.
 
     shared_token_frac: share of all tokens of the leaves, prompts as sent and sampled.
     """
@@ -131,5 +152,5 @@ def _describe_trees(episodes: Sequence[Episode]) -> dict[str, float]:
         "shared_input_tokens": num_input,
         "shared_output_tokens": num_output,
     }
-    values = {f"rollout/tree/{name}": value / len(leaves) for name, value in sums.items()}
-    return values | {"rollout/tree/shared_token_frac": (num_input + num_output) / max(whole, 1)}
+    found = {f"tree/{name}": (value, len(leaves)) for name, value in sums.items()}
+    return found | {"tree/shared_token_frac": (num_input + num_output, whole)}

@@ -1,29 +1,44 @@
 """Several hosts as one run: how they find each other, what they agree on, and what is said when one
-of them dies.
+of them fails or dies.
 
 One process a host. A process that dies takes the others with it (from C++, with no exception), so
-the command runs its work in a child and the parent is there to say what happened.
+the command runs its work in a child and the parent is there to say what happened. A process that
+fails is still there to tell the others, through the service that brought them together.
 Must not know: models, episodes, configs.
 """
 
+import atexit
 import collections
+import contextlib
+import itertools
+import json
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
-from jax._src import hardware_utils  # jax's own search for chips, which no public name gives
+from jax._src import (
+    distributed,  # the service's table, which no public name gives
+    hardware_utils,  # nor jax's own search for chips
+)
 from jax.experimental import multihost_utils
 
 HEARTBEAT_S = 30  # after so long without a sign of life a process is dead, and all others end
+LISTEN_S = 1.0  # between looks for the failure of another process
+LONGEST_S = 24 * 3600  # that processes wait for each other; a dead one is known long before
+HEARD_S = 10  # how long a process that fails waits until all others know
 RESUMABLE = 75  # exit code: the same command goes on (EX_TEMPFAIL of sysexits.h)
 WORKER = "MAS_JAX_WORKER"  # set in the child that does the work
+FAILED = "mas_jax/failed"  # of the service's table: under it, by process, what it raised
 ADDRESS = ("MAS_JAX_COORDINATOR", "MAS_JAX_NUM_PROCESSES", "MAS_JAX_PROCESS_ID")
 
 
@@ -76,13 +91,122 @@ def interrupted_code() -> int:
     return RESUMABLE if os.environ.get(WORKER) else 0
 
 
-def first(value: float) -> float:
-    """What process 0 has, on every process: for what all must decide alike. A collective."""
+# --- what they agree on ---------------------------------------------------------------------------
+
+
+_MEETINGS = itertools.count()
+
+
+def gather(document: Any) -> list[Any]:
+    """The JSON values that all processes give, in order of process. A collective.
+
+    All meet first, however long one plays or compiles: on CPUs a collective that waits for half a
+    minute breaks off.
+    """
     if jax.process_count() == 1:
-        return value
-    words = np.frombuffer(np.float64(value).tobytes(), np.uint32)  # jax would round a float64
-    heard = np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint32)
-    return type(value)(np.frombuffer(heard.tobytes(), np.float64)[0])
+        return [document]
+    name = f"mas_jax/meeting/{next(_MEETINGS)}"
+    distributed.global_state.client.wait_at_barrier(name, 1000 * LONGEST_S)
+    own = np.frombuffer(json.dumps(document).encode(), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(own))))
+    # few lengths, and so few programs
+    padded = np.zeros(max(256, 1 << int(sizes.max() - 1).bit_length()), np.uint8)
+    padded[: len(own)] = own
+    texts = np.asarray(multihost_utils.process_allgather(padded))
+    return [json.loads(t[:size].tobytes()) for t, size in zip(texts, sizes, strict=True)]
+
+
+def first(decide: Callable[[], Any]) -> Any:
+    """The JSON value that `decide` returns on process 0, on every process; no other calls it.
+
+    For what all must see alike, such as what lies in a shared directory, of which another host's
+    view may lag behind. A collective. Raises: on process 0, whatever `decide` does.
+    """
+    return gather(decide() if jax.process_index() == 0 else None)[0]
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What one of several processes raises inside ends all, each with its words and exit code 1.
+
+    Without this the others would wait in their next collective until its heartbeats stop, and then
+    be told that the same command goes on. An exit with code 0 or `RESUMABLE` is no failure. A
+    collective that breaks off is the death of another process, which the service names by its
+    heartbeats when it ends this one too.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    done = threading.Event()
+    listener = threading.Thread(target=_listen, args=(done,), daemon=True)
+    listener.start()
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0, RESUMABLE):
+            raise
+        if _of_a_death(error):
+            print(f"mas_jax: a collective broke off: {_one_line(error)}", file=sys.stderr)
+            time.sleep(2 * HEARTBEAT_S)
+        done.set()
+        _tell(error)
+        raise
+    finally:
+        done.set()
+        listener.join()
+
+
+def _tell(error: BaseException) -> None:
+    """Lets the others know; afterwards this process ends without waiting for them again."""
+    client = distributed.global_state.client
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        client.key_value_set(f"{FAILED}/{jax.process_index()}", _one_line(error))
+        client.wait_at_barrier(FAILED, 1000 * HEARD_S)
+    if jax.process_index() == 0:
+        time.sleep(LISTEN_S)  # the service is in this process, and its end would abort the others
+    atexit.register(_leave)  # before jax's own, which meets the others once more
+
+
+def _listen(done: threading.Event) -> None:
+    """Ends this process once another one has failed."""
+    client = distributed.global_state.client
+    while not done.wait(LISTEN_S):
+        try:
+            failed = client.key_value_dir_get(FAILED)
+        except jax.errors.JaxRuntimeError:  # the service is gone, which ends this process too
+            return
+        if failed and not done.is_set():
+            for key, text in failed:
+                print(f"stopped: process {key.rpartition('/')[2]}: {text}", file=sys.stderr)
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                client.wait_at_barrier(FAILED, 1000 * HEARD_S)
+            _leave()
+
+
+def _leave() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
+
+
+def _of_a_death(error: BaseException | None) -> bool:
+    """Whether a collective broke off because another process is gone."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError) and re.search(
+            "Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|[Cc]onnection|coordination service", str(error)
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _one_line(error: BaseException) -> str:
+    """Kind and words of an error, at most 1000 characters; of an exit its words alone."""
+    kind = "" if isinstance(error, SystemExit) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".removeprefix("stopped: ").split())[:1000]
+
+
+# --- what is said of a death ----------------------------------------------------------------------
 
 
 def last_steps(workdir: Path) -> dict[str, int]:
@@ -97,10 +221,13 @@ def last_steps(workdir: Path) -> dict[str, int]:
 
 
 def dead_processes(said: str) -> list[int]:
-    """Processes that the coordination service names as dead: a number a line after its words."""
+    """Processes that a worker's last words name as dead: those that the coordination service does,
+    a number a line after its words, else process 0 where the service, which is in it, is gone."""
     found: set[int] = set()
     for _, rest in re.findall(r"(stopped sending heartbeats\):)\s*\n((?:\S*\d+\s*\n)*)", said):
         found |= {int(re.search(r"\d+$", line)[0]) for line in rest.split()}
+    if not found and "Failed to send RPC to coordination service" in said:
+        return [0]
     return sorted(found)
 
 
@@ -145,7 +272,7 @@ def _report(code: int, said: str, workdir: Path) -> str:
         who = f"process {'?' if own is None else own} {how}"
     saved = last_steps(workdir)
     steps = ", ".join(f"{stage} step {step}" for stage, step in saved.items())
-    command = shlex.join(["python", *sys.argv])
+    command = shlex.join([sys.executable, *sys.argv])
     return (
         f"mas_jax: {who}.\n"
         f"mas_jax: last saved in {workdir}: {steps or 'nothing yet'}.\n"

@@ -26,10 +26,10 @@ from mas_jax.agents.setting import Run, Team, World
 from mas_jax.agents.tree import Shape
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
-from mas_jax.learning import cost, experience, hosts, update
+from mas_jax.learning import cost, experience, hosts, kept_episodes, update
 from mas_jax.learning.alarms import Alarms, AlarmSettings
 from mas_jax.learning.checkpoint import Checkpointer, check_config
-from mas_jax.learning.credit import credit
+from mas_jax.learning.credit import credit, over_hosts
 from mas_jax.learning.objective import Forward
 from mas_jax.learning.privileged import Privilege, describe
 from mas_jax.learning.programme import Programme
@@ -91,9 +91,10 @@ class Stage:
 
     config: as JSON, for the checkpoint. start: makes the parameters on the training mesh from which
     the policy departs; reference: the same, kept to measure how far it has gone. validate: measure
-    of the published policy after so many steps, larger is better. gold: texts of gold passages by
-    id, for rewards of turns. shape: of tree rollouts, None for whole episodes. privilege: what the
-    rows with a view show their teacher.
+    of the published policy after so many steps, larger is better, alike on all hosts. gold: texts
+    of gold passages by id, for rewards of turns. shape: of tree rollouts, None for whole episodes.
+    keep_episodes: whether they are written to files (`kept_episodes.py`). privilege: what the rows
+    with a view show their teacher.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Stage:
     alarms: AlarmSettings
     settings: TrainSettings
     config: Mapping[str, Any]
+    keep_episodes: bool
     privilege: Privilege | None = None
 
 
@@ -203,12 +205,12 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
         ):  # fmt: skip
             alarms = Alarms.from_history(stage.alarms, _history(workdir))
             for step in range(start_step, stage.steps):
-                state, values = _step(stage, trainer, state, step)
+                state, values = _step(stage, trainer, state, step, workdir)
                 done = step + 1
                 is_last, is_best, value = done == stage.steps, False, None
                 if _due(s.validation_interval, step) or (s.validation_interval and is_last):
                     stage.publish(state.params)
-                    value = hosts.first(stage.validate(done))
+                    value = stage.validate(done)
                     values["validation/avg"] = value
                     is_best = best is None or value > best
                     best = value if is_best else best
@@ -252,7 +254,7 @@ def _show_a_view(privilege: Privilege, view_of, episodes: Sequence[Episode]) -> 
 
 
 def _step(
-    stage: Stage, trainer: Trainer, state: TrainState, step: int
+    stage: Stage, trainer: Trainer, state: TrainState, step: int, workdir: Path
 ) -> tuple[TrainState, dict[str, float]]:
     """The state after one step, and its metrics."""
     s, programme = stage.settings, stage.programme
@@ -272,15 +274,16 @@ def _step(
             asked, s.group_size, stage.team, world=world, run=run, limits=stage.limits,
             shape=stage.shape,
         )  # fmt: skip
-        values = experience.describe(episodes)
     with phases("pack"):
         by_uid = {question.uid: question for question in asked}
+        if stage.keep_episodes:
+            host = dict(host=jax.process_index(), num_hosts=jax.process_count())
+            kept_episodes.write(workdir, step, episodes, by_uid, **host)
         sources = Sources(by_uid, {**stage.gold, **texts})
         credited, found = credit(episodes, programme, sources, agree=packing.agree_max)
-        view_of = None
+        view_of, shown = None, {}
         if stage.privilege is not None:
             view_of, shown = stage.privilege.of(episodes)
-            values |= shown
             if step == 0:
                 _show_a_view(stage.privilege, view_of, episodes)
         batch, num_micro, stats = packing.pack(
@@ -290,8 +293,10 @@ def _step(
         )  # fmt: skip
         counts = dataclasses.asdict(stats)
         role_tokens = counts.pop("role_tokens")
-        values |= found | {f"batch/{name}": float(x) for name, x in counts.items()}
         batch = packing.globalise(batch, stage.mesh)
+        counted = dict(stage.sampler_counts())
+        own = [experience.tally(episodes), found, counts, counted, shown]
+        values = _over_hosts(hosts.gather(own))
     with phases("score"):
         scores = trainer.scores(state, batch, num_micro)
         values |= trainer.drift(stage.reference, batch, num_micro, frac=s.drift_frac)
@@ -307,8 +312,6 @@ def _step(
         logger.warning(
             "step %d: no update, the gradient's norm is %g", step, values["update/gradient_norm"]
         )
-    counted = stage.sampler_counts()
-    values |= {f"engine/{name}": float(x) for name, x in counted.items()}
     if sampled_s is not None:
         sampled_s = counted["device_s"] - sampled_s
     seconds = phases.seconds
@@ -316,6 +319,22 @@ def _step(
         episodes, {role: s.updates_per_batch * n for role, n in role_tokens.items()},
         play_s=seconds["rollout"], train_s=seconds["score"] + seconds["update"],
     )  # fmt: skip
-    return state, values | phases.metrics(
-        time.perf_counter() - start_s, stats.num_tokens, sampled_s
-    )
+    step_s, num_tokens = time.perf_counter() - start_s, int(values["batch/num_tokens"])
+    return state, values | phases.metrics(step_s, num_tokens, sampled_s)
+
+
+def _over_hosts(gathered: list[list[dict]]) -> dict[str, float]:
+    """Metrics of all hosts' episodes, credits, packing, sampling and views, from each host's."""
+    tallies, credits, packed, sampled, shown = zip(*gathered, strict=True)
+    counts = packing.over_hosts(packed)
+    # engines count since they were made; hosts compute at once
+    totals = {name: sum(each[name] for each in sampled) for name in sampled[0]}
+    if "device_s" in totals:
+        totals["device_s"] /= len(sampled)
+    return {
+        **experience.divided(*tallies),
+        **over_hosts(credits),
+        **{f"batch/{name}": float(x) for name, x in counts.items()},
+        **{f"engine/{name}": float(x) for name, x in totals.items()},
+        **{name: float(sum(each[name] for each in shown)) for name in shown[0]},
+    }

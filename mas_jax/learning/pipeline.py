@@ -52,7 +52,8 @@ logger = logging.getLogger(__name__)
 class Pipeline:
     """What all stages share: the config, what they play in, and where they start.
 
-    reference: the starting policy in the dtype of `train.dtype`, frozen.
+    reference: the starting policy in the dtype of `train.dtype`, frozen. keep_episodes: as in
+    `loop.Stage`.
     """
 
     config: ConfigDict
@@ -63,9 +64,10 @@ class Pipeline:
     mesh: jax.sharding.Mesh
     model: qwen3.ModelConfig
     reference: qwen3.Params
+    keep_episodes: bool = False
 
 
-def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
+def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -> Pipeline:
     """Builds and checks everything that can fail before the first step.
 
     Raises: ValueError for a bad config, a workdir of another config, or a teacher that speaks
@@ -100,6 +102,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Pipeline:
         reference=_load(
             directory, mesh, dtype=config.train.dtype, value_head=config.train.value_head
         ),
+        keep_episodes=keep_episodes,
     )
 
 
@@ -168,8 +171,9 @@ def as_json(config: ConfigDict) -> dict:
 def _check_workdir(config: ConfigDict, workdir: Path) -> None:
     """Raises: ValueError that lists the keys in which the workdir's config differs."""
     path = workdir / "config.json"
-    if path.exists():
-        check_config(json.loads(path.read_text()), as_json(config), free=loop.FREE)
+    saved = hosts.first(lambda: json.loads(path.read_text()) if path.exists() else None)
+    if saved is not None:
+        check_config(saved, as_json(config), free=loop.FREE)
 
 
 def _remember(config: ConfigDict, workdir: Path) -> None:
@@ -185,7 +189,7 @@ def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
     found = {"initial": Teacher("initial", pipeline.reference, pipeline.model)}
     given = pipeline.config.teacher.checkpoint
     directory = Path(given) if given else pipeline.workdir / TEACHER / "policy"
-    if hosts.first((directory / "config.json").exists()):
+    if hosts.first((directory / "config.json").exists):
         dtype = pipeline.config.train.dtype
         params = _load(directory, pipeline.mesh, dtype=dtype, value_head=False)
         found[TEACHER] = Teacher(TEACHER, params, load_config(directory))
@@ -275,6 +279,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         settings=loop.TrainSettings(**{k: v for k, v in t.to_dict().items() if k in fields}),
         config=as_json(config),
         privilege=_privilege(pipeline, programme),
+        keep_episodes=pipeline.keep_episodes,
     )  # fmt: skip
 
 
@@ -296,8 +301,7 @@ def _run_stages(pipeline: Pipeline, console: Console) -> dict[str, Path]:
             logger.info("stage teacher: not trained, teacher.checkpoint is given")
             continue
         directory = pipeline.workdir / name / "policy"
-        # process 0's answer: another host's view of the file system may lag behind
-        if not hosts.first((directory / "config.json").exists()):
+        if not hosts.first((directory / "config.json").exists):
             params = loop.train(make_stage(pipeline, name), pipeline.workdir / name, console)
             export(pipeline, params, directory)
         done[name] = directory
@@ -332,9 +336,8 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
     """
     config, name = pipeline.config, TEACHER
     path = pipeline.workdir / name / "certificate.json"
-    if hosts.first(path.exists()):
-        found = json.loads(path.read_text())
-    else:
+    found = hosts.first(lambda: json.loads(path.read_text()) if path.exists() else None)
+    if found is None:
         team = config.stages[name].team
         means, accuracy = {}, {}
         for label, place in (("start", pipeline.start_directory), (name, directory)):
@@ -349,7 +352,6 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
             accuracy[label] = macro_average(by_dataset, "avg")
         interval = bootstrap.paired(means[name], means["start"])
         found = {"accuracy": accuracy, **dataclasses.asdict(interval)}
-        found["low"] = hosts.first(found["low"])  # all go on or none
         if jax.process_index() == 0:
             write_json(path, found)
     trained, untrained = (100 * found["accuracy"][label] for label in (name, "start"))

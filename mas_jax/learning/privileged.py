@@ -62,19 +62,19 @@ class Privilege:
 
     def of(
         self, episodes: Sequence[Episode]
-    ) -> tuple[Callable[[Trace], View | None], dict[str, float]]:
-        """The view of each trace of a step's episodes, and shares of their questions by what is
-        shown: `privileged/...`."""
+    ) -> tuple[Callable[[Trace], View | None], dict[str, int]]:
+        """The view of each trace of a step's episodes, and how many of their questions show what:
+        `privileged/...`."""
         shown: dict[str, str] = {}
-        counts = dict.fromkeys(("protocol_frac", "rollout_frac", "nothing_frac"), 0)
+        counts = dict.fromkeys(("protocols", "rollouts", "nothing"), 0)
         by_question: dict[str, list[Episode]] = {}
         for episode in episodes:
             by_question.setdefault(episode.question, []).append(episode)
         for uid, group in by_question.items():
             own = self.texts.get(uid)
             text = own if own is not None else self._rollout(group)
-            kind = "protocol" if own is not None else "nothing" if text is None else "rollout"
-            counts[f"{kind}_frac"] += 1
+            kind = "protocols" if own is not None else "nothing" if text is None else "rollouts"
+            counts[kind] += 1
             if text is not None:
                 shown[uid] = text
         ids = {uid: tuple(self.chat.tokenizer.encode(text)) for uid, text in shown.items() if text}
@@ -85,8 +85,7 @@ class Privilege:
             text = ids.get(trace.question, ())
             return insert(trace, text, self.chat, num_examples=self.num_examples)
 
-        number = max(len(by_question), 1)
-        return view_of, {f"privileged/{name}": count / number for name, count in counts.items()}
+        return view_of, {f"privileged/{name}": count for name, count in counts.items()}
 
     def _rollout(self, group: Sequence[Episode]) -> str | None:
         """What the first correct rollout of a group sampled, turn by turn; None without one."""

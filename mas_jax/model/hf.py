@@ -82,7 +82,8 @@ def save(
     `config` or no Hugging Face architecture does. All before anything is written.
     """
     directory = Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    writer = jax.process_index() == 0  # who alone looks: a slow process would see what it wrote
+    if writer and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FileExistsError(f"{directory} exists and is not empty; move it away or choose a name")
     flat = _checked_params(config, params)
     tokenizer_files, token_ids = [], {}
@@ -93,7 +94,6 @@ def save(
         config, dtype=np.dtype(flat["embed"].dtype).name, token_ids=token_ids
     )
     shards = _plan_shards(config, flat, max_shard_bytes=max_shard_bytes)
-    writer = jax.process_index() == 0
     partial = directory.parent / f".{directory.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
         if writer:
