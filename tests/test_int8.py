@@ -1,9 +1,9 @@
 """int8 weights of a sampler: rounding, the engine that reads them, and the weights that correct."""
 
 import dataclasses
-import math
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,19 +26,31 @@ from mas_jax.sampling import calls
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.replicas import Replicas
 
-INT8 = dataclasses.replace(SETTINGS, weights="int8")
+FULL = dataclasses.replace(SETTINGS, buckets=(64,))
+INT8 = dataclasses.replace(FULL, weights="int8")
 RAGGED = dataclasses.replace(INT8, calls="ragged")
 PROMPTS = make_prompts((1, 4, 15, 17, 29))
 MATRICES = ("wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down")
 
 
+SPECS = qwen3.param_specs(CONFIG)
+quantized = jax.jit(lambda params: int8.quantize_params(params, SPECS))
+
+
+def is_int8(x) -> bool:
+    return isinstance(x, int8.Int8)
+
+
+@jax.jit
 def rounded(params):
     """Full parameters that hold what int8 ones stand for."""
-    parts = int8.quantize_params(params, qwen3.param_specs(CONFIG))
-    return jax.tree.map(
-        lambda x: int8.dequantize(x) if isinstance(x, int8.Int8) else x,
-        parts, is_leaf=lambda x: isinstance(x, int8.Int8),
-    )  # fmt: skip
+    parts = int8.quantize_params(params, SPECS)
+    return jax.tree.map(lambda x: int8.dequantize(x) if is_int8(x) else x, parts, is_leaf=is_int8)
+
+
+def split_mesh():
+    """Inputs or outputs of every matrix over two devices, heads and ffw over two more."""
+    return sharding.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
 
 
 # (i) by hand
@@ -59,20 +71,22 @@ def test_rounding_by_hand():
 
 def test_no_entry_is_off_by_more_than_half_a_step_and_embeddings_and_vectors_stay():
     params = make_params()
-    parts = int8.quantize_params(params, qwen3.param_specs(CONFIG))
-    assert {k for k, x in parts["layers"].items() if isinstance(x, int8.Int8)} == set(MATRICES)
-    assert parts["embed"] is params["embed"]
-    assert parts["layers"]["attn_norm"] is params["layers"]["attn_norm"]
+    parts = quantized(params)
+    assert {k for k, x in parts["layers"].items() if is_int8(x)} == set(MATRICES)
+    for full, part in zip(jax.tree.leaves(params), jax.tree.leaves(parts, is_leaf=is_int8),
+                          strict=True):  # fmt: skip
+        assert is_int8(part) or np.array_equal(full, part)
     L, D, N, H = parts["layers"]["wq"].values.shape
     assert parts["layers"]["wq"].scale.shape == (L, 1, N, H)
     assert parts["layers"]["wo"].scale.shape == (L, 1, 1, D)
     for name in MATRICES:
         part, weight = parts["layers"][name], params["layers"][name]
-        error = np.abs(int8.dequantize(part) - weight)
-        assert np.all(error <= part.scale * 0.5001)
-        assert np.max(error / part.scale) > 0.4  # the bound is near what is seen
+        scale = np.asarray(part.scale)
+        error = np.abs(np.asarray(part.values) * scale - np.asarray(weight))
+        assert np.all(error <= 0.5001 * scale)
+        assert np.max(error / scale) > 0.4  # the bound is near what is seen
         assert part.values.dtype == jnp.int8
-    again = int8.quantize_params(parts, qwen3.param_specs(CONFIG))
+    again = int8.quantize_params(parts, SPECS)  # what is so already stays
     assert again["layers"]["wq"] is parts["layers"]["wq"]
 
 
@@ -99,7 +113,7 @@ def test_the_matmul_is_that_of_the_rounded_matrix(spec, shape, inputs, dtype):
     rng = np.random.default_rng(0)
     weight = int8.quantize(jnp.asarray(rng.normal(size=shape), jnp.float32), inputs)
     x = jnp.asarray(rng.normal(size=(2, 6, *(shape[i] for i in inputs))), dtype)
-    got = int8.einsum(spec, x, weight)
+    got = jax.jit(int8.einsum, static_argnums=0)(spec, x, weight)
     assert got.dtype == x.dtype
     matrix = np.asarray(weight.values, np.float64) * np.asarray(weight.scale, np.float64)
     want = np.einsum(spec, np.asarray(x, np.float64), matrix)
@@ -131,8 +145,7 @@ def test_the_engine_gives_what_a_full_engine_with_rounded_weights_gives(settings
 
 @pytest.mark.parametrize("settings", [INT8, RAGGED], ids=["dense", "ragged"])
 def test_a_mesh_gives_what_one_device_gives_and_holds_its_parts(settings):
-    mesh = sharding.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
-    many = make_engine(settings, mesh=mesh)
+    many = make_engine(settings, mesh=split_mesh())
     got, want = (
         run(*(sample(e, p, str(i)) for i, p in enumerate(PROMPTS)))
         for e in (many, make_engine(settings))
@@ -149,33 +162,37 @@ def test_a_mesh_gives_what_one_device_gives_and_holds_its_parts(settings):
 # weights that come and go
 
 
-def test_new_weights_are_rounded_anew_in_every_replica_and_nothing_full_is_kept():
-    meshes = [sharding.make_mesh(devices=[device]) for device in jax.devices()[:2]]
-    replicas = Replicas([make_engine(INT8, mesh=mesh) for mesh in meshes])
+def test_new_weights_are_rounded_anew_and_nothing_full_is_kept():
+    replicas = Replicas([make_engine(INT8, mesh=split_mesh())])
     replicas.set_params(make_params(1))
-    got = run(*(sample(replicas, p, str(i)) for i, p in enumerate(PROMPTS)))
-    want = run(*(sample(make_engine(INT8, seed=1), p, str(i)) for i, p in enumerate(PROMPTS)))
-    assert [r[0].tokens for r in got] == [r[0].tokens for r in want]
-    old = run(*(sample(make_engine(INT8), p, str(i)) for i, p in enumerate(PROMPTS)))
-    assert [r[0].tokens for r in got] != [r[0].tokens for r in old]
-    for engine in replicas.engines:
-        for layer in engine.device._params["layers"]:
-            for name, x in layer.items():
-                assert isinstance(x, int8.Int8) == name.startswith("w")
+    draws = {
+        name: [
+            r[0].tokens for r in run(*(sample(e, p, str(i)) for i, p in enumerate(PROMPTS)))
+        ]
+        for name, e in {
+            "replicas": replicas, "anew": make_engine(INT8, seed=1), "old": make_engine(INT8)
+        }.items()
+    }  # fmt: skip
+    assert draws["replicas"] == draws["anew"]
+    assert draws["replicas"] != draws["old"]
+    [engine] = replicas.engines
+    for layer in engine.device._params["layers"]:
+        for name, x in layer.items():
+            assert is_int8(x) == name.startswith("w")
 
 
-WIDE = dataclasses.replace(CONFIG, num_layers=4, model_dim=128, ffw_dim=1024)
+WIDE = dataclasses.replace(CONFIG, num_layers=3, model_dim=128, ffw_dim=1024)
 
 
 def test_no_call_makes_the_matrices_full_all_at_once():
     """Temporaries beyond the full engine's: a matrix or two, not the layers'."""
     full_layers = 4 * (qwen3.param_count(WIDE) - WIDE.vocab_size * WIDE.model_dim)
     largest = 4 * WIDE.model_dim * 2 * WIDE.ffw_dim  # gate and up, fused
-    assert full_layers > 5 * largest
+    assert full_layers > 4 * largest
     full = jax.eval_shape(lambda: qwen3.init(WIDE, jax.random.key(0), dtype=jnp.float32))
     temporaries = {}
     for weights in ("full", "int8"):
-        settings = dataclasses.replace(SETTINGS, weights=weights, buckets=(64,))
+        settings = dataclasses.replace(FULL, weights=weights)
         params = jax.eval_shape(calls.by_layer(WIDE, settings, None), full)
         pool = calls.pool_shapes(WIDE, settings, None, is_ragged=False)
         rows, drawing = calls.rows(settings, 64, [], []), calls.drawing([], settings.decode_rows)
@@ -196,48 +213,47 @@ def test_no_call_makes_the_matrices_full_all_at_once():
 # the gap is weighed back
 
 
-def expected_gradient(policy, sampler, tokens_BT, worth_V, form):
-    """Gradient by the weights of the expected PPO loss of the next token after each prompt, every
-    token enumerated: what the sampler draws, with the importance weights of the form."""
-    V = CONFIG.vocab_size
+@jax.jit
+def next_logprobs(params, tokens_BT):
+    """Of every token after each prompt, [B, V]."""
+    return jax.nn.log_softmax(qwen3.logits(params, CONFIG, tokens_BT)[:, -1])
 
-    def _next(params):
-        return jax.nn.log_softmax(qwen3.logits(params, CONFIG, tokens_BT)[:, -1])
 
-    sampler_BV, old_BV = _next(sampler), _next(policy)
-    segments_BV = jnp.arange(1, V + 1)[None].repeat(len(tokens_BT), 0)  # traces of one token
-    factors_BV, metrics = losses.importance_weights(
-        old_BV, sampler_BV, jnp.ones_like(old_BV), segments_BV, form=form, cap=2.0
-    )
+@jax.jit
+def expected_gradient(params, tokens_BT, sampler_BV, factors_BV, worth_V):
+    """Gradient by the parameters of the expected PPO loss of the next token after each prompt:
+    every token, as often as the sampler draws it, its worth times the importance weight."""
 
     def _loss(params):
+        now_BV = next_logprobs(params, tokens_BT)
         loss, _ = losses.ppo(
-            _next(params), old_BV, factors_BV * worth_V, jnp.exp(sampler_BV),
+            now_BV, jax.lax.stop_gradient(now_BV), factors_BV * worth_V, jnp.exp(sampler_BV),
             clip_low=0.2, clip_high=0.2, dual_clip=0.0,
         )  # fmt: skip
         return loss
 
-    return jax.grad(_loss)(policy), metrics
+    return jax.flatten_util.ravel_pytree(jax.grad(_loss)(params))[0]
 
 
 def test_the_expected_gradient_under_int8_samples_is_the_on_policy_one():
-    params = make_params()
-    tokens_BT = jnp.asarray(make_prompts((6, 6, 6), seed=4))
+    params, tokens_BT = make_params(), jnp.asarray(make_prompts((6, 6, 6), seed=4))
     worth_V = jnp.asarray(np.random.default_rng(0).normal(size=CONFIG.vocab_size), jnp.float32)
-    gradient = jax.jit(expected_gradient, static_argnames="form")
-    want, _ = gradient(params, params, tokens_BT, worth_V, form="none")
-    norm = math.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(want)))
+    old_BV, sampler_BV = (next_logprobs(p, tokens_BT) for p in (params, rounded(params)))
+    ones_BV = jnp.ones_like(old_BV)
+    segments_BV = jnp.arange(1, CONFIG.vocab_size + 1)[None].repeat(3, 0)  # traces of one token
+    want = expected_gradient(params, tokens_BT, old_BV, ones_BV, worth_V)
     errors = {}
     for form in ("none", "token", "sequence"):
-        got, metrics = gradient(params, rounded(params), tokens_BT, worth_V, form=form)
-        parts = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-        errors[form] = math.sqrt(sum(np.sum(np.square(a - b)) for a, b in parts)) / norm
+        factors_BV, metrics = losses.importance_weights(
+            old_BV, sampler_BV, ones_BV, segments_BV, form=form, cap=2.0
+        )
+        got = expected_gradient(params, tokens_BT, sampler_BV, factors_BV, worth_V)
+        errors[form] = np.linalg.norm(got - want) / np.linalg.norm(want)
+        assert metrics["importance_cap_frac"][0] == 0
+        assert metrics["sampler_trainer_kl"][0] > 0
     assert errors["none"] > 1e-3
     assert errors["token"] < 1e-5
     assert errors["sequence"] < 1e-5
-    gap, count = metrics["sampler_trainer_kl"]
-    assert gap / count > 1e-6
-    assert metrics["importance_cap_frac"][0] == 0
 
 
 # settings
@@ -261,7 +277,7 @@ def test_learning_from_int8_samples_without_weighing_them_is_refused():
     check_correction(config)
     config.engine.weights = "int8"
     validate(config)  # to evaluate with it is fine
-    with pytest.raises(ValueError, match=r"teacher\.programme\.searcher\.correction='none'"):
+    with pytest.raises(ValueError, match=r"teacher\.programme\.\w+\.correction='none'"):
         check_correction(config)
     for stage in config.stages.values():
         for row in stage.programme.values():

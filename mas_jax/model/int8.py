@@ -46,17 +46,22 @@ def einsum(spec: str, x: jax.Array, weight: Int8) -> jax.Array:
     """`jnp.einsum(spec, x, dequantize(weight))` in x's dtype, any shapes, the weight's outputs last
     in the result. The matmul reads whole numbers, exact in bfloat16 too; the scale comes after its
     float32 sum, so a scaled copy of the weight is never made."""
-    import os
-
-    how = os.environ.get("HOW", "plain")
-    values = weight.values
-    if how == "barrier":
-        _, values = jax.lax.optimization_barrier((x, weight.values))
-    if how == "zero":
-        word = jax.lax.bitcast_convert_type(x.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
-        values = values + (jax.lax.population_count(word) > 32).astype(jnp.int8)
+    values = jax.lax.platform_dependent(
+        x, weight.values, cpu=_after, default=lambda _, values: values
+    )
     y = jnp.einsum(spec, x, values.astype(x.dtype), preferred_element_type=jnp.float32)
     return (y * weight.scale).astype(x.dtype)
+
+
+def _after(x: jax.Array, values: jax.Array) -> jax.Array:
+    """The values [any shape], which the compiler takes to depend on x.
+
+    XLA on CPUs has no matmul that reads int8: it makes a float32 copy, and copies that depend on no
+    loop's state and no layer before are all made at once, the whole model (a barrier does not last
+    long enough to stop it). A word has at most 32 bits set, which XLA does not know.
+    """
+    word = jax.lax.bitcast_convert_type(x.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
+    return values + (jax.lax.population_count(word) > 32).astype(jnp.int8)
 
 
 def quantize_params(params: param_table.Params, specs: dict) -> param_table.Params:
