@@ -143,7 +143,10 @@ def test_the_engine_gives_what_a_full_engine_with_rounded_weights_gives(settings
     assert max(gaps) > 1e-3
 
 
-@pytest.mark.parametrize("settings", [INT8, RAGGED], ids=["dense", "ragged"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(INT8, id="dense"), pytest.param(RAGGED, id="ragged", marks=pytest.mark.slow)],
+)
 def test_a_mesh_gives_what_one_device_gives_and_holds_its_parts(settings):
     many = make_engine(settings, mesh=split_mesh())
     got, want = (

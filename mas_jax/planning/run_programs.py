@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
 from mas_jax.learning import update
@@ -177,10 +177,10 @@ def _lower_resharding(
 ) -> jax.stages.Lowered:
     """Parameters from the training layout to every engine's, as the sampler reads them: one program
     for what `sharding.on_each` does leaf by leaf."""
-    m, devices = config.mesh, list(mesh.devices.flat)
-    engines = sharding.make_mesh(
-        data=len(devices) // (m.fsdp * m.tensor), fsdp=m.fsdp, tensor=m.tensor, devices=devices
-    )
+    m = config.mesh
+    # in the training mesh's order, as one program wants them: `make_mesh` would sort them anew
+    order = mesh.devices.reshape(-1, m.fsdp, m.tensor)
+    engines = Mesh(order, sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     settings = EngineSettings(**config.engine)
 
     def _move(params: qwen3.Params) -> qwen3.Params:
