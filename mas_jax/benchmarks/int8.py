@@ -169,4 +169,4 @@ def main(out: Path, sizes: Sequence[str] | None) -> None:
     results = [run_case(make_case(name)) for name in sizes or ("toy", "smollm2")]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1))
-    show(results, Console())
+    show(results, Console(width=110))
