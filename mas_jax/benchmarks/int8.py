@@ -29,6 +29,7 @@ from mas_jax.records import Sample, SampleKey, Stop
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.engine_settings import WEIGHTS, EngineSettings
 
+MODELS = ("toy", "smollm2")
 CAP = 2.0  # of importance weights, config.py's
 TEXT = (
     "In the year the bridge was built the town had two schools, a mill and a market that drew "
@@ -165,8 +166,13 @@ def show(results: Sequence[dict], console: Console) -> None:
 
 
 def main(out: Path, sizes: Sequence[str] | None) -> None:
-    """Measures the models named by `sizes`, default both, and writes the figures as JSON."""
-    results = [run_case(make_case(name)) for name in sizes or ("toy", "smollm2")]
+    """Measures the models named by `sizes`, default both, and writes the figures as JSON.
+
+    Raises: ValueError for an unknown one.
+    """
+    if unknown := set(sizes or ()) - set(MODELS):
+        raise ValueError(f"unknown sizes {sorted(unknown)}; choose from {sorted(MODELS)}")
+    results = [run_case(make_case(name)) for name in sizes or MODELS]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1))
     show(results, Console(width=110))
