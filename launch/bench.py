@@ -7,6 +7,7 @@ from absl import app, flags
 from mas_jax.benchmarks import (
     encoder,
     index_build,
+    int8,
     model,
     retrieval,
     retrieval_quality,
@@ -21,6 +22,7 @@ SIZES = flags.DEFINE_list("sizes", None, "sizes or sets to measure; default all"
 BENCHMARKS = {
     "encoder": encoder.main,
     "index_build": index_build.main,
+    "int8": int8.main,
     "model": model.main,
     "retrieval": retrieval.main,
     "retrieval_quality": retrieval_quality.main,

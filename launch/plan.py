@@ -10,7 +10,7 @@ from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from mas_jax.config_rules import validate
+from mas_jax.config_rules import check_correction, validate
 from mas_jax.model import qwen3
 from mas_jax.planning import chips, compile_plan, compiler, report, run_programs
 
@@ -40,6 +40,7 @@ def main(argv: list[str]) -> None:
     config, console = CONFIG.value, Console(stderr=True)
     try:
         validate(config, has_weights=False)
+        check_correction(config)
         stage = STAGE.value or config.train.stages[-1]
         if stage not in config.stages:
             raise ValueError(f"--stage={stage!r} is none of {sorted(config.stages)}")

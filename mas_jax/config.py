@@ -90,7 +90,7 @@ def default_config() -> ConfigDict:
         dict(
             context=384, buckets=(128, 256, 384), num_pages=8192, page_size=8, prefill_blocks=64,
             decode_rows=64, decode_steps=16, max_stop_ids=4, min_active_share=0.6,
-            dtype="float32", calls="auto",
+            dtype="float32", calls="auto", weights="full",
         )
     )  # fmt: skip
     shared = dict(

@@ -26,6 +26,7 @@ CONTROLS = ("none", "empty", "shuffled", "wrong")  # learning/privileged.py
 FALLBACKS = ("rollout", "none")
 SCHEDULES = ("constant", "linear", "cosine")
 REMATS = ("none", "dots", "full")
+WEIGHTS = ("full", "int8")  # sampling/engine_settings.py
 
 _COUNTS = {
     "evaluation": ("num_questions", "num_runs"),
@@ -48,6 +49,7 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
     _check_choice("train.optimizer.schedule", t.optimizer.schedule, SCHEDULES)
     _check_choice("train.remat", t.remat, REMATS)
     _check_choice("retriever.backend", config.retriever.backend, BACKENDS)
+    _check_choice("engine.weights", config.engine.weights, WEIGHTS)
     for section, names in _COUNTS.items():
         for name in names:
             if config[section][name] < 1:
@@ -79,6 +81,21 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
         _check_stage(config, name)
         _check_tree(config, name)
         _check_teacher(config, name)
+
+
+def check_correction(config: ConfigDict) -> None:
+    """Raises: ValueError if a row learns from what an int8 sampler drew as if the policy had."""
+    if config.engine.weights == "full":
+        return
+    for name in config.train.stages:
+        for acting, row in config.stages[name].programme.items():
+            if row.trained and row.advantages and row.correction == "none":
+                where = f"stages.{name}.programme.{acting}.correction"
+                raise ValueError(
+                    f"engine.weights={config.engine.weights!r} samples from another policy than is "
+                    f"trained, and {where}='none'; set 'token' or 'sequence' in every trained row, "
+                    "or engine.weights='full'"
+                )
 
 
 def check_no_secret(where: str, url: str) -> None:

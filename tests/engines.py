@@ -34,7 +34,7 @@ def decode(tokens: list[int]) -> str:
     return "".join(chr(32 + token) for token in tokens)
 
 
-PROGRAMS = {}  # compiled once for each settings and mesh shape; a program holds no state
+PROGRAMS = {}  # compiled once for each settings and mesh; a program holds no state
 
 
 def make_engine(settings: EngineSettings = SETTINGS, seed: int = 0, mesh=None) -> Engine:
@@ -43,8 +43,7 @@ def make_engine(settings: EngineSettings = SETTINGS, seed: int = 0, mesh=None) -
     if mesh is not None:
         params = jax.device_put(params, qwen3.param_shardings(CONFIG, mesh))
     engine = Engine(CONFIG, params, settings, policy="student", decode=decode, mesh=mesh)
-    shape = None if mesh is None else tuple(mesh.shape.values())
-    engine.device._programs = PROGRAMS.setdefault((settings, shape), {})
+    engine.device._programs = PROGRAMS.setdefault((settings, mesh), {})
     return engine
 
 

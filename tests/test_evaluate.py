@@ -16,11 +16,12 @@ from mas_jax.learning import assembly
 COMMAND = [
     sys.executable, "launch/evaluate.py", "--config=configs/toy.py",
     "--config.evaluation.num_questions=14", "--config.evaluation.num_runs=2",
-    "--config.evaluation.log_interval_s=0.5",
+    "--config.evaluation.log_interval_s=0.5", "--config.engine.buckets=(384,)",
 ]  # fmt: skip
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+    **os.environ,
     "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",  # as the rest of the suite; two devices
     "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
     "PYTHONPATH": str(ROOT),
 }
@@ -70,7 +71,7 @@ def test_the_table_and_the_summary_have_the_papers_columns(evaluated):
             assert (workdir / f"accuracy_against_{name}.{ending}").stat().st_size > 1000
     seconds = json.loads((workdir / "accelerator_s.json").read_text())
     assert min(seconds["cascade"], seconds["hierarchy"]) > 0
-    num_engines, num_buckets = 2, 3
+    num_engines, num_buckets = 2, 1
     assert summary["engine"]["compilations"] <= 2 * num_buckets * num_engines
     assert 0 < summary["engine"]["shared_tokens"] < summary["engine"]["prompt_tokens"]
 

@@ -2,10 +2,9 @@
 
 import jax
 import pytest
-from engines import CONFIG, SETTINGS, decode, make_engine, make_params, make_prompts, run, sample
+from engines import make_engine, make_params, make_prompts, run, sample
 
 from mas_jax.model import sharding
-from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.replicas import Replicas
 
 PROMPTS = make_prompts((3, 9, 17, 30, 5, 12))
@@ -13,11 +12,7 @@ PROMPTS = make_prompts((3, 9, 17, 30, 5, 12))
 
 def make_replicas(count: int) -> Replicas:
     meshes = [sharding.make_mesh(devices=[device]) for device in jax.devices()[:count]]
-    return Replicas([make_engine_on(mesh) for mesh in meshes])
-
-
-def make_engine_on(mesh) -> Engine:
-    return Engine(CONFIG, make_params(), SETTINGS, policy="student", decode=decode, mesh=mesh)
+    return Replicas([make_engine(mesh=mesh) for mesh in meshes])
 
 
 def test_replicas_draw_what_one_engine_draws_and_share_the_questions():

@@ -35,6 +35,7 @@ def training(place, **changes):
     lines = [{"step": 0, **LINE}, {"step": 1, **LINE, **changes}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (place / "student" / "metrics.jsonl").write_text(text)
+    (place / "config.json").write_text(json.dumps({"engine": {"weights": "full"}}))
     return place
 
 
@@ -85,6 +86,16 @@ def test_a_loss_that_is_no_number_is_found(tmp_path):
         line = {name: value for name, value in LINE.items() if name != "update/loss"}
         file.write(json.dumps({"step": 2, **line, "nonfinite": {"update/loss": "nan"}}) + "\n")
     assert broken(run_checks.of_training(place)) == [("student", 1)]
+
+
+def test_an_int8_samplers_gap_may_be_as_wide_as_its_weights_go(tmp_path):
+    for value, want in ((0.69, []), (0.70, [("student", 0.70)])):  # ln 2 = 0.693
+        place = training(
+            tmp_path / str(value), **{"update/searcher/sampler_log_ratio_abs_max": value}
+        )
+        assert broken(run_checks.of_training(place)) == [("student", value)]
+        (place / "config.json").write_text(json.dumps({"engine": {"weights": "int8"}}))
+        assert broken(run_checks.of_training(place)) == want
 
 
 def test_teams_that_never_searched_measured_no_retrieval(tmp_path):

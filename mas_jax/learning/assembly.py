@@ -278,7 +278,8 @@ def load_params(config: ConfigDict, directory: Path) -> qwen3.Params:
 
 
 def sampling_meshes(config: ConfigDict) -> list[jax.sharding.Mesh]:
-    """A mesh for each engine: as many of `config.mesh` as this host's devices make.
+    """A mesh for each engine: as many of `config.mesh` as this host's devices make, on CPUs no more
+    than there are cores, since an engine keeps one busy and compiles programs of its own.
 
     Raises: ValueError if they do not make one.
     """
@@ -286,6 +287,8 @@ def sampling_meshes(config: ConfigDict) -> list[jax.sharding.Mesh]:
     size = math.prod(sizes.values())
     if len(devices) < size:
         raise ValueError(f"mesh {sizes} needs {size} devices, this host has {len(devices)}")
+    if devices[0].platform == "cpu":
+        devices = devices[: max(size, os.cpu_count())]
     return [
         sharding.make_mesh(**sizes, devices=devices[first : first + size])
         for first in range(0, len(devices) - size + 1, size)

@@ -26,7 +26,7 @@ from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
 from mas_jax.agents.tree import Shape
-from mas_jax.config_rules import validate
+from mas_jax.config_rules import check_correction, validate
 from mas_jax.data.questions import check_disjoint
 from mas_jax.evaluation import bootstrap, ledger, report
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
@@ -74,6 +74,7 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
     otherwise than the student; FileNotFoundError for a missing checkpoint.
     """
     validate(config)
+    check_correction(config)
     if config.data.test and not (config.data.train and config.data.validation):
         raise ValueError(
             f"data.train={config.data.train} and data.validation={config.data.validation}: "

@@ -85,6 +85,9 @@ def rehearsal(directory: Path) -> Lab:
         if not config.train.tree.trees:  # whose shape says how large a group is
             config.train.group_size = 4
         config.evaluation.update(dict(num_questions=14, num_runs=2))
+        config.engine.buckets = (
+            config.engine.context,
+        )  # to compile others takes longer than to play
 
     return Lab(directory / "runs", directory / "results", None, _shrink)
 

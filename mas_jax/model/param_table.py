@@ -25,6 +25,7 @@ class ParamSpec:
     init: "zeros", "ones", or the standard deviation of a normal distribution.
     hf_name: tensor name, `{layer}` where the leading axis is cut into layers; None if HF has none.
     hf_shape: shape of (one layer of) that tensor. `transposed`: HF stores [out, in], we [in, out].
+    inputs: the axes that the matmul of a projection sums over; none of anything else.
     """
 
     shape: tuple[int, ...]
@@ -34,6 +35,7 @@ class ParamSpec:
     hf_shape: tuple[int, ...]
     transposed: bool
     decay: bool
+    inputs: tuple[str, ...] = ()
 
 
 def vector(name: str | None, dims: dict[str, int], *, init: str) -> ParamSpec:
@@ -47,7 +49,9 @@ def matrix(name: str, inputs: dict[str, int], outputs: dict[str, int]) -> ParamS
     fan_in, fan_out = math.prod(inputs.values()), math.prod(outputs.values())
     dims = {**inputs, **outputs}
     shape, hf_shape = tuple(dims.values()), (fan_out, fan_in)
-    return ParamSpec(shape, tuple(dims), fan_in**-0.5, name, hf_shape, True, decay=True)
+    return ParamSpec(
+        shape, tuple(dims), fan_in**-0.5, name, hf_shape, True, decay=True, inputs=tuple(inputs)
+    )
 
 
 def embedding(name: str, rows: dict[str, int], dim: int) -> ParamSpec:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mas_jax.model import attention, param_table, sharding
+from mas_jax.model import attention, int8, param_table, sharding
 from mas_jax.model.model_config import PRESETS as PRESETS
 from mas_jax.model.model_config import Llama3Scaling as Llama3Scaling
 from mas_jax.model.model_config import ModelConfig as ModelConfig
@@ -131,8 +131,15 @@ def _swiglu(gate_BTF: jax.Array, up_BTF: jax.Array) -> jax.Array:
     return jax.nn.silu(gate_BTF) * up_BTF
 
 
+def _project(spec: str, x: jax.Array, weight: jax.Array | int8.Int8) -> jax.Array:
+    """A projection of x, any shapes, in x's dtype, by a matrix or by what a sampler holds of it."""
+    if isinstance(weight, int8.Int8):
+        return int8.einsum(spec, x, weight)
+    return _matmul(spec, x, weight)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+def _matmul(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     """`jnp.einsum(spec, x, weight)` in x's dtype, any shapes, with x on the left in the weight's
     gradient, which is float32 until it takes the weight's own dtype.
 
@@ -142,11 +149,11 @@ def _project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.einsum(spec, x, weight.astype(x.dtype))
 
 
-def _project_fwd(spec, x, weight):
-    return _project(spec, x, weight), (x, weight)
+def _matmul_fwd(spec, x, weight):
+    return _matmul(spec, x, weight), (x, weight)
 
 
-def _project_bwd(spec, residuals, dout):
+def _matmul_bwd(spec, residuals, dout):
     x, weight = residuals
     operands, out_axes = spec.split("->")
     x_axes, weight_axes = operands.split(",")
@@ -157,7 +164,7 @@ def _project_bwd(spec, residuals, dout):
     return dx, dweight.astype(weight.dtype)
 
 
-_project.defvjp(_project_fwd, _project_bwd)
+_matmul.defvjp(_matmul_fwd, _matmul_bwd)
 
 
 def rotary_frequencies(config: ModelConfig) -> np.ndarray:
@@ -200,8 +207,12 @@ def fuse_layer(layer: Params) -> Params:
     parts = {"wqkv": ("wq", "wk", "wv"), "w_gate_up": ("w_gate", "w_up")}
     if "bq" in layer:
         parts["bqkv"] = ("bq", "bk", "bv")
+
+    def _join(*arrays: jax.Array, name: str) -> jax.Array:
+        return jnp.concatenate(arrays, axis=0 if name == "bqkv" else 1)
+
     fused = {
-        name: jnp.concatenate([layer[part] for part in of], axis=0 if name == "bqkv" else 1)
+        name: jax.tree.map(functools.partial(_join, name=name), *[layer[part] for part in of])
         for name, of in parts.items()
     }
     taken = {part for of in parts.values() for part in of}

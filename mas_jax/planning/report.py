@@ -12,7 +12,7 @@ KNOBS = {
     "optimizer state": "a larger train.mesh.fsdp, or train.optimizer.moment_dtype=bfloat16",
     "the start, as reference": "a larger train.mesh.fsdp",
     "average of the weights": "a larger train.mesh.fsdp",
-    "the sampler's weights": "a larger mesh.tensor",
+    "the sampler's weights": "a larger mesh.tensor, or engine.weights=int8",
     "page pool": "fewer engine.num_pages, or a larger mesh.tensor",
 }
 PROGRAM_KNOBS = (

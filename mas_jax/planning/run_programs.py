@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
 from mas_jax.learning import update
@@ -160,12 +160,7 @@ def _trainer(config: ConfigDict, model: qwen3.ModelConfig, mesh: Mesh, stage: st
 def abstract_engine(model: qwen3.ModelConfig, settings: EngineSettings, mesh: Mesh) -> tuple:
     """Shapes of the arguments of an engine's ragged call: parameters, pool, host arrays."""
     params = abstract_params(model, mesh, settings.dtype)
-    with jax.set_mesh(mesh):
-        split = calls.by_layer(model, settings, mesh)
-        params = jax.tree.map(
-            lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
-            jax.eval_shape(split, params), _split_shardings(model, mesh),
-        )  # fmt: skip
+    params = calls.params_shapes(params, model, settings, mesh)
     pool = calls.pool_shapes(model, settings, mesh, is_ragged=True)
     host = (
         calls.flat(settings, [((0,), 0, (0,))]),
@@ -177,41 +172,24 @@ def abstract_engine(model: qwen3.ModelConfig, settings: EngineSettings, mesh: Me
     return params, pool, *host
 
 
-def _split_shardings(model: qwen3.ModelConfig, mesh: Mesh) -> qwen3.Params:
-    """Of `calls.by_layer`: a layer's array lies as the stacked one without its first axis."""
-    at = qwen3.param_shardings(model, mesh)
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-
-    def _layer(stacked):
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*stacked.spec[1:]))
-
-    if mesh.size == 1:
-        layer = jax.eval_shape(
-            lambda: qwen3.fuse_layer(
-                jax.tree.map(
-                    lambda x: x[0],
-                    qwen3.init(model, jax.random.key(0), dtype=jnp.float32)["layers"],
-                )
-            )
-        )
-        layers = jax.tree.map(lambda _: everywhere, layer)
-    else:
-        layers = jax.tree.map(_layer, at["layers"])
-    return at | {"layers": [layers] * model.num_layers, "rotary": (everywhere, everywhere)}
-
-
 def _lower_resharding(
     model: qwen3.ModelConfig, config: ConfigDict, mesh: Mesh
 ) -> jax.stages.Lowered:
-    """Parameters from the training layout to every engine's, in the sampler's dtype: one program
+    """Parameters from the training layout to every engine's, as the sampler reads them: one program
     for what `sharding.on_each` does leaf by leaf."""
-    m, devices = config.mesh, list(mesh.devices.flat)
-    engines = sharding.make_mesh(
-        data=len(devices) // (m.fsdp * m.tensor), fsdp=m.fsdp, tensor=m.tensor, devices=devices
-    )
-    cast = jax.jit(
-        lambda params: calls.cast(params, model, config.engine.dtype),
+    m = config.mesh
+    # in the training mesh's order, as one program wants them: `make_mesh` would sort them anew
+    order = mesh.devices.reshape(-1, m.fsdp, m.tensor)
+    engines = Mesh(order, sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    settings = EngineSettings(**config.engine)
+
+    def _move(params: qwen3.Params) -> qwen3.Params:
+        return calls.in_use(params, model, settings)
+
+    params = abstract_params(model, mesh, config.train.param_dtype)
+    moved = jax.jit(
+        _move,
         in_shardings=(qwen3.param_shardings(model, mesh),),
-        out_shardings=qwen3.param_shardings(model, engines),
+        out_shardings=calls.shardings(jax.eval_shape(_move, params), model, engines),
     )
-    return cast.lower(abstract_params(model, mesh, config.train.param_dtype))
+    return moved.lower(params)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mas_jax.model import paged_attention, qwen3, sharding
+from mas_jax.model import int8, paged_attention, qwen3, sharding
 from mas_jax.sampling import mixed, programs
 from mas_jax.sampling.engine_settings import EngineSettings
 from mas_jax.sampling.scheduler import Block, Sequence
@@ -45,17 +45,31 @@ def pool_shapes(
     ]
 
 
-def cast(params: qwen3.Params, config: qwen3.ModelConfig, dtype: str) -> qwen3.Params:
-    """Parameters with their matrices in the dtype in which they are used; vectors as they are."""
-    masks = qwen3.decay_mask(config)  # True for matrices
-    return jax.tree.map(lambda x, is_matrix: x.astype(dtype) if is_matrix else x, params, masks)
+def in_use(
+    params: qwen3.Params, config: qwen3.ModelConfig, settings: EngineSettings
+) -> qwen3.Params:
+    """Parameters as the programs read them: the layers' matrices as `settings.weights` says, other
+    matrices in `settings.dtype`, vectors as they are. Parameters that are so already stay."""
+    if settings.weights == "int8":
+        params = int8.quantize_params(params, qwen3.param_specs(config))
+
+    def _leaf(is_matrix: bool, x: jax.Array | int8.Int8) -> jax.Array | int8.Int8:
+        return x.astype(settings.dtype) if is_matrix and not isinstance(x, int8.Int8) else x
+
+    return jax.tree.map(_leaf, qwen3.decay_mask(config), params)
 
 
+def shardings(params: qwen3.Params, config: qwen3.ModelConfig, mesh: Mesh) -> qwen3.Params:
+    """Where parameters, as they came or `in_use`, lie on an engine's mesh; params may be shapes."""
+    return int8.shardings(qwen3.param_shardings(config, mesh), params)
+
+
+@functools.cache
 def by_layer(
     config: qwen3.ModelConfig, settings: EngineSettings, mesh: Mesh | None
 ) -> Callable[[qwen3.Params], qwen3.Params]:
-    """Jitted: parameters with a list of layers, since decode steps unroll them, and fused where no
-    dimension of them is split over devices; matrices in the dtype they are used in."""
+    """Jitted: parameters `in_use`, with a list of layers, since decode steps unroll them, and fused
+    where no dimension of them is split over devices."""
     is_split = mesh is not None and mesh.size > 1
 
     def _layer(params, index):
@@ -63,12 +77,42 @@ def by_layer(
         return layer if is_split else qwen3.fuse_layer(layer)
 
     def _by_layer(params):
-        params = cast(params, config, settings.dtype)
+        params = in_use(params, config, settings)
         layers = [_layer(params, index) for index in range(config.num_layers)]
         angles = qwen3.rotary(config, jnp.arange(settings.context))
         return params | {"layers": layers, "rotary": angles}
 
-    return jax.jit(_by_layer)
+    if mesh is None:
+        return jax.jit(_by_layer)
+    shapes = jax.eval_shape(
+        lambda: _by_layer(qwen3.init(config, jax.random.key(0), dtype=jnp.float32))
+    )
+    return jax.jit(_by_layer, out_shardings=_split_shardings(shapes, config, mesh))
+
+
+def _split_shardings(shapes: qwen3.Params, config: qwen3.ModelConfig, mesh: Mesh) -> qwen3.Params:
+    """Of what `by_layer` makes: a layer's array lies as the stacked one without its first axis."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    if mesh.size == 1:
+        return jax.tree.map(lambda _: everywhere, shapes)
+    at = qwen3.param_shardings(config, mesh)
+    layer = jax.tree.map(
+        lambda stacked: NamedSharding(mesh, PartitionSpec(*stacked.spec[1:])), at["layers"]
+    )
+    layers = [layer] * config.num_layers
+    return int8.shardings(at | {"layers": layers, "rotary": (everywhere, everywhere)}, shapes)
+
+
+def params_shapes(
+    params: qwen3.Params, config: qwen3.ModelConfig, settings: EngineSettings, mesh: Mesh
+) -> qwen3.Params:
+    """Shapes of what `by_layer` makes of parameters, or of their shapes, and where they lie."""
+    with jax.set_mesh(mesh):
+        shapes = jax.eval_shape(by_layer(config, settings, mesh), params)
+    return jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+        shapes, _split_shardings(shapes, config, mesh),
+    )  # fmt: skip
 
 
 def lower_call(

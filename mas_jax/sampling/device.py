@@ -7,7 +7,6 @@ Dimensions: as in `programs.py`. Must not know: callers, futures, why a row is t
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mas_jax.model import paged_attention, qwen3
+from mas_jax.model import int8, paged_attention, qwen3
 from mas_jax.sampling import calls
 from mas_jax.sampling.engine_settings import EngineSettings, check_settings
 from mas_jax.sampling.scheduler import Block, Sequence
@@ -65,7 +64,7 @@ class Device:
         check_settings(settings)
         self.config, self.settings, self.metrics = config, settings, EngineMetrics()
         self.mesh = mesh
-        self._programs: dict[tuple[str, int], Callable] = {}
+        self._programs: dict[tuple[str, int], jax.stages.Compiled] = {}
         here = paged_attention.choose("auto") == "ragged_paged"
         self.is_ragged = settings.calls == "ragged" or (settings.calls == "auto" and here)
         self._by_layer = calls.by_layer(config, settings, mesh)
@@ -82,9 +81,21 @@ class Device:
         """Takes new weights from wherever they lie, split by layer; a value head stays behind."""
         params = {name: value for name, value in params.items() if name != "value_head"}
         if self.mesh is not None:
-            params = jax.device_put(params, qwen3.param_shardings(self.config, self.mesh))
+            params = jax.device_put(params, calls.shardings(params, self.config, self.mesh))
         with self._in_mesh():
             self._params = self._by_layer(params)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters as they are kept, over all devices of the mesh."""
+        return int8.num_bytes(self._params)
+
+    def temporary_bytes(self, kind: str, bucket: int) -> int:
+        """Bytes that a program takes a device beside its arguments and results.
+
+        Raises: KeyError for one that no call has needed yet.
+        """
+        return self._programs[kind, bucket].memory_analysis().temp_size_in_bytes
 
     def _in_mesh(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+WEIGHTS = ("full", "int8")
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -13,6 +15,9 @@ class EngineSettings:
     last one `context`; all multiples of page_size. prefill_blocks, decode_rows: rows of one call
     (a block is a page of tokens); decode_steps: most tokens a row takes in one call. num_pages:
     pages of the pool, whose bytes are 2 x layers x kv heads x head dim x page_size x itemsize each.
+    weights: "full" for matrices in `dtype`, or "int8" for those of the layers as int8 with a scale
+    for each output channel (`model/int8.py`): the sampler is then another policy than the trainer's
+    by so much, which a learning row's `correction` weighs back.
     """
 
     context: int
@@ -26,6 +31,7 @@ class EngineSettings:
     min_active_share: float = 0.6
     dtype: str = "float32"
     calls: str = "auto"
+    weights: str = "full"
 
 
 def check_settings(settings: EngineSettings) -> None:
@@ -33,6 +39,8 @@ def check_settings(settings: EngineSettings) -> None:
     s = settings
     if s.calls not in ("auto", "dense", "ragged"):
         raise ValueError(f"calls={s.calls!r} is unknown; choose 'auto', 'dense' or 'ragged'")
+    if s.weights not in WEIGHTS:
+        raise ValueError(f"weights={s.weights!r} is unknown; choose 'full' or 'int8'")
     if list(s.buckets) != sorted(set(s.buckets)) or not s.buckets or s.buckets[-1] != s.context:
         raise ValueError(f"buckets={s.buckets} must rise and end at context={s.context}")
     if any(b % s.page_size for b in s.buckets):

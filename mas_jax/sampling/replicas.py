@@ -44,18 +44,18 @@ class Replicas:
         else:
             config = self.engines[0].config
             params = {name: value for name, value in params.items() if name != "value_head"}
-            params = self._cast(params)  # before it moves: half of the bytes
+            params = self._in_use(params)  # before it moves: half of the bytes, or a quarter
             parts = sharding.on_each(
-                params, meshes, lambda mesh: qwen3.param_shardings(config, mesh)
+                params, meshes, lambda mesh: calls.shardings(params, config, mesh)
             )
         for engine, part in zip(self.engines, parts, strict=True):
             engine.set_params(part)
 
     @functools.cached_property
-    def _cast(self) -> Callable[[qwen3.Params], qwen3.Params]:
-        """Compiled: matrices in the engines' dtype, where they lie."""
-        config, dtype = self.engines[0].config, self.engines[0].settings.dtype
-        return jax.jit(lambda params: calls.cast(params, config, dtype))
+    def _in_use(self) -> Callable[[qwen3.Params], qwen3.Params]:
+        """Compiled: matrices as the engines read them, where they lie."""
+        config, settings = self.engines[0].config, self.engines[0].settings
+        return jax.jit(lambda params: calls.in_use(params, config, settings))
 
     @property
     def metrics(self) -> dict[str, float]:
