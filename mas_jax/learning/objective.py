@@ -216,14 +216,16 @@ _KERNELS = {"reverse_kl": logprobs.reverse_kl, "forward_kl": logprobs.forward_kl
 
 
 def _teacher_head(teacher: Exact, batch: TokenBatch, *, is_viewed: bool) -> logprobs.Head:
-    """A teacher's hidden states at the student's positions [B, T, D], without a gradient: each
-    token's as the teacher reads it in its own context, or in its row of views."""
+    """A teacher's hidden states for the student's positions [B, T, D], without a gradient: in the
+    same context, or those that predict the same tokens in the row of views."""
     params = jax.lax.stop_gradient(teacher.params)
     if not is_viewed:
         return head_of(params, teacher.forward, batch.tokens_MBT, batch.segment_ids_MBT)
     view = batch.view
     head = head_of(params, teacher.forward, view.tokens_MBS, view.segment_ids_MBS)
-    hidden_BTD = jnp.take_along_axis(head.hidden_BTD, view.place_MBT[..., None], axis=1)
+    # position t predicts token t + 1: what stands before that token in the view
+    before_BT = jnp.maximum(jnp.roll(view.place_MBT, -1, axis=1) - 1, 0)
+    hidden_BTD = jnp.take_along_axis(head.hidden_BTD, before_BT[..., None], axis=1)
     return dataclasses.replace(head, hidden_BTD=hidden_BTD)
 
 
