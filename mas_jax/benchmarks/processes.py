@@ -1,10 +1,12 @@
 """Benchmark sides as processes of their own, which answer one line of JSON for each command."""
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +73,24 @@ def peak_bytes() -> int:
     """This process's own peak; `ru_maxrss` would carry over the parent's from before the exec."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+
+
+def apart(function: Callable[..., None], *arguments: object) -> None:
+    """Runs a function of a module in a new process, with the benchmarks' environment, to its end.
+
+    Raises: RuntimeError if it fails; its traceback is on the console.
+    """
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)  # glibc and jax read it when the process starts
+    try:
+        process.start()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    process.join()
+    if process.exitcode != 0:
+        name = f"{function.__module__}.{function.__qualname__}"
+        raise RuntimeError(
+            f"{name} ended with code {process.exitcode}; its error is above (-9: out of memory)"
+        )
