@@ -1,4 +1,4 @@
-"""One accelerator: training, scoring, prefill and decode against the roofs measured in the same run.
+"""One accelerator: training, scoring, prefill and decode against roofs measured in the same run.
 
 Qwen3 shapes with random weights in bfloat16 (masters and second moments of training in float32).
 The roofs are measured first: FLOP/s of a large matmul and bytes/s of a large copy. MFU counts
