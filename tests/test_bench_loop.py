@@ -152,7 +152,9 @@ def ours(**seconds) -> dict:
         prefill_s=2.0, decode_s=4.0, prefill_places=10, decode_places=20, prompt_tokens=30,
         shared_tokens=20,
     )  # fmt: skip
-    return dict(seconds=parts, counts=counts, train_places=100, tokens=7.0, teacher_sum=-3.0)
+    return dict(
+        seconds=parts, counts=counts, engines=2, train_places=100, tokens=7.0, teacher_sum=-3.0
+    )
 
 
 def trl(update: float, places: int) -> dict:

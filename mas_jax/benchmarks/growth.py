@@ -46,7 +46,6 @@ from mas_jax.sampling.engine_settings import EngineSettings
 LIMIT = 1.1
 GROUP = 8  # episodes of a question
 SEGMENT = 256  # tokens of a sequence in packed rows
-CONTEXT_TOKENS = 8192  # of all rows together, at every length
 ENGINE_ROWS, NEW_TOKENS = 8, 32
 ROWS_A_DEVICE, ROW_LENGTH = 4, 384
 PRESET = "toy-1m"
@@ -130,8 +129,8 @@ def episodes(sizes: Sequence[int], runs: int) -> list[Line]:
 
 
 def context(sizes: Sequence[int], runs: int) -> list[Line]:
-    """Positions of a sequence: scores and updates of a row (so many tokens in all at every length,
-    divided by the rows), then the engine's prefill and decode of full contexts."""
+    """Positions of a sequence: scores and updates, seconds a row (the rows together have as many
+    tokens at every length), then the engine's prefill and decode of full contexts."""
     config = qwen3.PRESETS[PRESET]
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     params = qwen3.init(config, jax.random.key(0), dtype=jnp.float32)
@@ -139,10 +138,9 @@ def context(sizes: Sequence[int], runs: int) -> list[Line]:
         config, mesh, temperature=1.0, chunk=1024, dtype=jnp.float32, backend="auto"
     )
     trainer = step.make_trainer(config, mesh, dtype="float32", remat="none", chunk=1024)
-    total = max(CONTEXT_TOKENS, max(sizes)) if max(sizes) >= SEGMENT else max(sizes)
     seconds: dict[str, list[float]] = {}
     for size in sizes:
-        rows = total // size
+        rows = max(sizes) // size
         for kind, segment in (("one sequence", size), ("packed sequences", min(SEGMENT, size))):
             batch = step.make_batch(config.vocab_size, (1, rows, size), segment)
             arrays = [jnp.asarray(x[0]) for x in (batch.tokens_MBT, batch.segment_ids_MBT)]
@@ -215,7 +213,7 @@ def corpus(sizes: Sequence[int], runs: int) -> list[Line]:
         for shard, asked, found in (
             (index, queries_QE, search_s), (ExactShard(vectors_NE), few_QE, exact_s)
         ):  # fmt: skip
-            seconds = step.timed(lambda s=shard, q=asked: s.search(q, retrieval.K) and None, runs)
+            seconds = step.timed(lambda s=shard, q=asked: s.search(q, retrieval.K), runs)
             found.append(statistics.median(seconds) / len(asked))
     lines = [
         Line("search, ScaNN", tuple(sizes), tuple(search_s)),

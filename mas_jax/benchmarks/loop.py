@@ -229,9 +229,9 @@ def compare(runs: dict[str, list[dict]], switched: dict[str, list[dict]]) -> dic
         },
     }
     last, play = runs["ours"][-1], runs["play"][-1]
-    c, engines = last["counts"], 2
+    c = last["counts"]
     device_s = [
-        (a["counts"]["prefill_s"] + a["counts"]["decode_s"]) / engines for a in runs["ours"]
+        (a["counts"]["prefill_s"] + a["counts"]["decode_s"]) / a["engines"] for a in runs["ours"]
     ]
     found["host_s"] = {
         "alone": _part(switched["host"], "play"),

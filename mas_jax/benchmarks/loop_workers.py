@@ -8,6 +8,7 @@ A worker answers every command with seconds by part; the command names a variant
 
 import asyncio
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -155,6 +156,48 @@ def _packed(credited: list, programme, variant: str, *, micro_rows: int, length:
     return type(rows[0][0])(**fields), num_micro, num_micro * micro_rows * length
 
 
+def _sampler(engines, script: Script, variant: str) -> tuple[Callable, Waves | None]:
+    """The scripted `sample` of a variant over our engines, and the waves that it goes in, if any."""
+    generate = _generator(engines)
+    if variant == "host":
+        return loop_workload.scripted(script, loop_workload.nothing), None
+    if variant != "waves":
+        return loop_workload.scripted(script, generate), None
+
+    async def _together(requests: list[Request]) -> None:
+        await asyncio.gather(*map(generate, requests))
+
+    waves = Waves(_together)
+    return loop_workload.scripted(script, waves.generate), waves
+
+
+def _learn(trainer, held: list, episodes, variant: str, clock: Clock, settings: dict) -> dict:
+    """Credit, packing, the teacher's scores and the update of held[0], and what they were of."""
+    import jax
+
+    from mas_jax.learning import batch as packing
+    from mas_jax.learning.credit import credit
+
+    credited, _ = credit(episodes, trainer.programme)
+    batch, num_micro, places = _packed(
+        credited, trainer.programme, variant, micro_rows=settings["micro_rows"],
+        length=settings["row_length"],
+    )  # fmt: skip
+    weights_MBT = batch.weights_MBT
+    batch = packing.globalise(batch, trainer.mesh)
+    clock.lap("pack")
+    scores = jax.block_until_ready(trainer.scores(held[0], batch, num_micro))
+    clock.lap("score")
+    held[0], metrics = trainer.update(held[0], batch, scores, num_micro)
+    jax.block_until_ready(held[0].params)
+    clock.lap("update")
+    teacher_MBT = np.float64(np.asarray(scores.teachers_MBT["teacher"]))
+    return dict(
+        train_places=places, tokens=float(weights_MBT.sum()), loss=metrics["update/loss"],
+        teacher_sum=float((weights_MBT * teacher_MBT).sum()),
+    )  # fmt: skip
+
+
 def ours(directory: Path, script: Script, *, settings: dict, questions: int, group: int) -> None:
     """mas_jax: an engine a core for the episodes, then one update; everything is timed but what
     keeps runs apart (a new index, whose answers are not known yet).
@@ -166,60 +209,34 @@ def ours(directory: Path, script: Script, *, settings: dict, questions: int, gro
     import jax.numpy as jnp
 
     from mas_jax.benchmarks import loop_stage
-    from mas_jax.learning import batch as packing
-    from mas_jax.learning.credit import credit
     from mas_jax.model import hf
     from mas_jax.sampling.engine_settings import EngineSettings
 
     jax.config.update("jax_num_cpu_devices", 2)
     config, params = hf.load(directory / "model", dtype=jnp.float32)
     _, teacher = hf.load(directory / "teacher", dtype=jnp.float32)
-    shapes = EngineSettings(
-        **settings["engine"] | {"buckets": tuple(settings["engine"]["buckets"])}
-    )
-    engines = {s: _engines(config, params, shapes, is_shared=s) for s in (True, False)}
+    shapes = settings["engine"] | {"buckets": tuple(settings["engine"]["buckets"])}
+
+    @functools.cache  # those that share nothing are made when they are asked for
+    def _made(is_shared: bool):
+        return _engines(config, params, EngineSettings(**shapes), is_shared=is_shared)
+
     trainer = _trainer(config, params, teacher, settings)
     stage, held = loop_stage.make(questions, group), [trainer.init(params)]
 
     def _run(variant: str) -> dict:
-        mine = engines[variant != "unshared"]
-        before, stage_now = mine.metrics, stage.fresh()
-        generate, waves = _generator(mine), None
-
-        async def _together(requests: list[Request]) -> None:
-            await asyncio.gather(*map(_generator(mine), requests))
-
-        if variant == "waves":
-            waves = Waves(_together)
-            generate = waves.generate
-        generate = loop_workload.nothing if variant == "host" else generate
+        engines, fresh = _made(variant != "unshared"), stage.fresh()
+        before, (sample, waves) = engines.metrics, _sampler(engines, script, variant)
         clock = Clock()
-        mine.set_params(held[0].params)
+        engines.set_params(held[0].params)
         clock.lap("publish")
-        episodes = stage_now.play(loop_workload.scripted(script, generate), waves)
+        episodes = fresh.play(sample, waves)
         clock.lap("play")
-        counts = {name: value - before[name] for name, value in mine.metrics.items()}
+        counts = {name: value - before[name] for name, value in engines.metrics.items()}
+        found = dict(seconds=clock.seconds, counts=counts, engines=len(engines.engines))
         if variant == "host":
-            return dict(seconds=clock.seconds)
-        credited, _ = credit(episodes, trainer.programme)
-        batch, num_micro, places = _packed(
-            credited, trainer.programme, variant, micro_rows=settings["micro_rows"],
-            length=settings["row_length"],
-        )  # fmt: skip
-        weights_MBT = batch.weights_MBT
-        batch = packing.globalise(batch, trainer.mesh)
-        clock.lap("pack")
-        scores = jax.block_until_ready(trainer.scores(held[0], batch, num_micro))
-        clock.lap("score")
-        held[0], metrics = trainer.update(held[0], batch, scores, num_micro)
-        jax.block_until_ready(held[0].params)
-        clock.lap("update")
-        teacher_MBT = np.float64(np.asarray(scores.teachers_MBT["teacher"]))
-        return dict(
-            seconds=clock.seconds, counts=counts, train_places=places, episodes=len(episodes),
-            tokens=float(weights_MBT.sum()), teacher_sum=float((weights_MBT * teacher_MBT).sum()),
-            loss=metrics["update/loss"],
-        )  # fmt: skip
+            return found
+        return found | _learn(trainer, held, episodes, variant, clock, settings)
 
     _serve(_run)
 
