@@ -20,6 +20,7 @@ import numpy as np
 from mas_jax.benchmarks import loop_workload, update_workers
 from mas_jax.benchmarks.loop_workload import Request, Script, Sequences, Waves
 from mas_jax.benchmarks.processes import answer, peak_bytes
+from mas_jax.sampling.pages import PagePool
 
 KL_COEF = 1e-3  # of Stage II's Leader and Answerer; TRL has one for all tokens
 BETA = 0.1  # of the Searcher's distillation
@@ -52,20 +53,14 @@ def _serve(run: Callable[[str], dict]) -> None:
 # --- ours -----------------------------------------------------------------------------------------
 
 
-class _Unshared:
-    """Makes pools whose pages no two prompts share: prefix sharing switched off."""
+class _Unshared(PagePool):
+    """A pool whose pages no two prompts share: prefix sharing switched off."""
 
-    def __new__(cls, num_pages: int):
-        from mas_jax.sampling.pages import PagePool
+    def find(self, digest: bytes) -> int | None:
+        return None
 
-        class _Pool(PagePool):
-            def find(self, digest):
-                return None
-
-            def publish(self, page, digest):
-                pass
-
-        return _Pool(num_pages)
+    def publish(self, page: int, digest: bytes) -> None:
+        pass
 
 
 def _engines(config, params, settings, *, is_shared: bool):
@@ -157,7 +152,7 @@ def _packed(credited: list, programme, variant: str, *, micro_rows: int, length:
 
 
 def _sampler(engines, script: Script, variant: str) -> tuple[Callable, Waves | None]:
-    """The scripted `sample` of a variant over our engines, and the waves that it goes in, if any."""
+    """The scripted `sample` of a variant over our engines, and its waves, if it goes in waves."""
     generate = _generator(engines)
     if variant == "host":
         return loop_workload.scripted(script, loop_workload.nothing), None
