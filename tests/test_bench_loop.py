@@ -5,8 +5,9 @@ import copy
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from mas_jax.benchmarks import loop, loop_workers, loop_workload
+from mas_jax.benchmarks import loop, loop_workers, loop_workload, update_peers
 from mas_jax.config import default_config
 from mas_jax.learning.credit import Credited
 from mas_jax.learning.programme import make_programme
@@ -198,3 +199,21 @@ def test_other_work_is_refused(change):
     results["trimmed"] |= change
     with pytest.raises(RuntimeError, match="do not do the same work"):
         loop.check_same_work(results)
+
+
+@pytest.mark.slow
+def test_both_loops_do_the_same_work_on_a_few_episodes():
+    """Needs TRL's environment, which `launch/bench.py update` makes."""
+    if not (update_peers.ENVIRONMENTS / "trl").is_dir():
+        pytest.skip("no environment of TRL: run `python launch/bench.py update` once")
+    case = loop.Case("toy-1m", 1, 4, 1, 1, (64,), (8,))
+    found = loop.run_case(case, Console(quiet=True))
+    assert found["episodes"] == 4 and found["work"]["shared_tokens"] > 0
+    off = {name: pairs[0]["off"] for name, pairs in found["switched"].items() if name != "host"}
+    on = found["runs_of"]["ours"][0]
+    assert off["unshared"]["counts"]["shared_tokens"] == 0
+    assert off["unshared"]["counts"]["prefill_tokens"] > on["counts"]["prefill_tokens"]
+    assert off["unpacked"]["train_places"] > on["train_places"]
+    for other in off.values():  # the same episodes and tokens, whatever is switched off
+        assert other["tokens"] == on["tokens"]
+        assert other["teacher_sum"] == pytest.approx(on["teacher_sum"], rel=1e-5)
