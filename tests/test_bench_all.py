@@ -25,7 +25,8 @@ def text_of(table) -> str:
 def test_one_failure_is_reported_and_the_rest_goes_on(tmp_path):
     out = tmp_path / "all.json"
     entries = every.run({"bad": bad, "good": good}, out, again=False, console=CONSOLE)
-    assert "code 1" in entries["bad"]["failed"] and "record" not in entries["bad"]
+    assert "code 1: ValueError: this one cannot run here" in entries["bad"]["failed"]
+    assert "record" not in entries["bad"]
     assert entries["good"]["record"] == {"value": 1, "sizes": None}
     assert json.loads(out.read_text()) == entries
 
