@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -141,6 +142,15 @@ def test_forward_flops_by_hand():
     assert list(both) == [2 * layers * 8 + attention, 2 * (layers + 40) * 8 + attention]
 
 
+def test_rows_are_halved_until_they_fit():
+    # Qwen3-4B in bfloat16: 8.04 GB and 147,456 x 2,048 = 0.302 GB a row, both twice
+    rows = [
+        device.decode_rows(qwen3.PRESETS["qwen3-4b"], device.SHAPE, itemsize=2, limit=int(gb * 1e9))
+        for gb in (140, 80, 32)  # 0.8 of which are 112, 64 and 25.6: 93.4, 54.8 and 25.8, 20.9
+    ]
+    assert rows == [128, 64, 8]
+
+
 def test_the_device_benchmark_runs_its_parts_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setitem(qwen3.PRESETS, "tiny", qwen3.ModelConfig(
         vocab_size=64, num_layers=1, model_dim=32, ffw_dim=32, num_heads=2, num_kv_heads=1,
@@ -152,11 +162,18 @@ def test_the_device_benchmark_runs_its_parts_on_a_cpu(tmp_path, monkeypatch):
     parts = record["models"]["tiny"]
     wanted = {name for pairs in device.CELLS.values() for pair in pairs for name in pair}
     found = {name: x for part in parts.values() for name, x in part.items() if name != "seconds"}
-    assert found.keys() == wanted
+    assert found.keys() == wanted | {"decode_rows"} and found["decode_rows"] == 4
     assert all(0 < found[name] < 1 for name in ("mfu", "prefill_share"))
     late = device.run(["tiny"], device.SMALL, out, dtype="float32", limit_s=-1)
     assert all(set(part) == {"skipped"} for part in late["models"]["tiny"].values())
     assert text_of(device.table(late)).count(" - ") == 8
+
+
+def test_a_part_that_does_not_fit_is_reported():
+    def _part(model):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand much more")
+
+    assert device.run_part(_part, None)["failed"] == "RESOURCE_EXHAUSTED: out of memory"
 
 
 def test_a_cpu_without_named_sizes_is_refused(tmp_path):

@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jax
@@ -26,7 +26,7 @@ from rich.table import Table
 from mas_jax.benchmarks import step
 from mas_jax.files import write_json
 from mas_jax.model import qwen3, scoring, sharding
-from mas_jax.records import SampleKey, Stop
+from mas_jax.records import SampleKey, Stop, WorldError
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.engine_settings import EngineSettings
 
@@ -157,9 +157,29 @@ def _sample_s(engine: Engine, params: qwen3.Params, prompts: list[tuple], n: int
     return seconds[1:]
 
 
+def decode_rows(config: qwen3.ModelConfig, shape: Shape, *, itemsize: int, limit: int) -> int:
+    """The shape's rows, halved until weights and keys and values, both twice (the engine splits the
+    former by layer, and gathers the latter where it has no paged kernel), take 0.8 of the limit."""
+    rows, weights = shape.decode_rows, itemsize * qwen3.param_count(config)
+    while rows > 1 and 2 * (weights + rows * _kv_bytes(config, itemsize) * shape.context) > (
+        0.8 * limit
+    ):
+        rows //= 2
+    return rows
+
+
+def _kv_bytes(config: qwen3.ModelConfig, itemsize: int) -> int:
+    """Bytes of a position's keys and values."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
 def sample(m: Model) -> dict[str, float]:
     """The engine's prefill of distinct prompts, and its decode of rows that continue one prompt."""
-    s = m.shape
+    s, size = m.shape, jnp.dtype(m.dtype).itemsize
+    memory = jax.devices()[0].memory_stats() or {}  # a CPU tells none
+    if "bytes_limit" in memory:
+        rows = decode_rows(m.config, s, itemsize=size, limit=memory["bytes_limit"])
+        s = replace(s, decode_rows=rows)
     pages = -(-s.context // s.page_size)
     engine = Engine(
         m.config, params := m.params(),
@@ -180,15 +200,15 @@ def sample(m: Model) -> dict[str, float]:
     steps = s.new - 1
     step_s = (statistics.median(both_s) - statistics.median(first_s)) / steps
     flops = step.forward_flops(m.config, [length] * s.prompts, with_head=False)
-    size = jnp.dtype(m.dtype).itemsize
-    kv_bytes = 2 * m.config.num_layers * m.config.num_kv_heads * m.config.head_dim * size
-    read = size * qwen3.param_count(m.config) + s.decode_rows * kv_bytes * (length + s.new / 2)
+    read = size * qwen3.param_count(m.config)
+    read += s.decode_rows * _kv_bytes(m.config, size) * (length + s.new / 2)
     floor_s = read / m.roofs["bytes_per_s"]
     return {
         "prefill_tokens_per_s": s.prompts * length / prefill_s,
         "prefill_share": m.mfu(flops, prefill_s),
         "decode_tokens_per_s": s.decode_rows / step_s,
         "decode_share": floor_s / step_s,
+        "decode_rows": s.decode_rows,
     }
 
 
@@ -202,7 +222,7 @@ def run_part(part: Callable[[Model], dict[str, float]], m: Model) -> dict:
     start = time.perf_counter()
     try:
         found = part(m)
-    except jax.errors.JaxRuntimeError as error:  # most often memory
+    except (jax.errors.JaxRuntimeError, WorldError) as error:  # most often memory
         found = {"failed": str(error).splitlines()[0][:300]}
     return found | {"seconds": time.perf_counter() - start}
 
