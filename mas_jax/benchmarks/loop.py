@@ -6,9 +6,9 @@ packing, scores, update. Torch: `transformers.generate` in its best static batch
 agents, then TRL's trainer. Both are given the tokens that the starting policy once drew
 (`loop_workload.py`), so that episodes, budgets and the update's sequences are equal at any size;
 weights are random. TRL's step is timed twice: with every sequence padded to the longest of the
-batch, as TRL does, and sorted with each micro-batch as wide as it needs. What neither side is
-charged: the new weights' way to the sampler's process in torch, which a single process would not
-have, and TRL's tokenizing of texts.
+batch, as TRL does, and sorted with each micro-batch as wide as it needs. Torch is not charged for
+the new weights' way from TRL's process to the other (ours is, for handing them to its engines), nor
+for making its sequences of the episodes (ours is, for credit and packing).
 Runs alternate; ratios are medians over neighbouring runs, with the least and the largest. By cause:
 ours again with one thing switched off, and from counts of what was computed. The sides' sums of the
 teacher's log-probs must agree, or there is no result.
