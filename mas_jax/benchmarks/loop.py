@@ -150,13 +150,15 @@ def run_case(case: Case, console: Console) -> dict:
         )
         rows = _fastest(case.rows, lambda n: Worker(WORKERS, "trl", rows=n, **trl), "trimmed")
         console.log(f"{case.size}: torch takes batches of {batch_size}, {rows} rows")
-        workers = {
-            "ours": Worker(WORKERS, "ours", settings=settings(), **played),
-            "play": Worker(WORKERS, "play", batch_size=batch_size, **played),
-            "trl": Worker(WORKERS, "trl", rows=rows, **trl),
+        sides = {
+            "ours": dict(settings=settings(), **played),
+            "play": dict(batch_size=batch_size, **played),
+            "trl": dict(rows=rows, **trl),
         }
-        for worker in workers.values():
-            stack.enter_context(worker)
+        workers = {
+            side: stack.enter_context(Worker(WORKERS, side, **arguments))
+            for side, arguments in sides.items()
+        }
         runs, switched = _measure(case, workers, console)
         peaks = {side: worker.close()["peak_bytes"] for side, worker in workers.items()}
     return {
