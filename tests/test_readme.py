@@ -88,6 +88,6 @@ def test_the_benchmark_refuses_what_it_does_not_know():
 
     unknown = bench("modle")
     assert unknown.returncode != 0
-    assert "name one benchmark of ['encoder', 'index_build', 'int8', 'model'" in unknown.stderr
+    assert "name one benchmark of ['all', 'device', 'encoder'" in unknown.stderr
     size = bench("model", "--sizes=toy-2m")
     assert size.returncode != 0 and "unknown sizes ['toy-2m']; choose from" in size.stderr

@@ -1,10 +1,14 @@
-"""Benchmark sides as processes of their own, which answer one line of JSON for each command."""
+"""Benchmark sides as processes of their own, which answer one line of JSON for each command, and
+whole benchmarks as such."""
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +75,38 @@ def peak_bytes() -> int:
     """This process's own peak; `ru_maxrss` would carry over the parent's from before the exec."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+
+
+def _tell(function: Callable[..., None], arguments: tuple, told: Connection) -> None:
+    """What the process of `apart` does; sends the error that ends it, None if there is none."""
+    try:
+        function(*arguments)
+    finally:  # goes on to be printed
+        error = sys.exc_info()[1]
+        told.send(None if error is None else f"{type(error).__name__}: {error}")
+
+
+def apart(function: Callable[..., None], *arguments: object) -> None:
+    """Runs a function of a module in a new process, with the benchmarks' environment, to its end.
+
+    Raises: RuntimeError with the error if it fails; its traceback is on the console.
+    """
+    context = multiprocessing.get_context("spawn")
+    hears, told = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(function, arguments, told))
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)  # glibc and jax read it when the process starts
+    try:
+        process.start()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    told.close()  # so that a killed process is the end of the pipe
+    try:
+        error = hears.recv()
+    except EOFError:
+        error = "killed; -9: out of memory"
+    process.join()
+    if process.exitcode != 0:
+        name = f"{function.__module__}.{function.__qualname__}"
+        raise RuntimeError(f"{name} ended with code {process.exitcode}: {error}")

@@ -31,27 +31,36 @@ def _serve(run: Callable[[], dict], prepare: Callable[[], None]) -> None:
         prepare()
 
 
-def ours(directory: Path, work: workload.Workload, *, settings: dict) -> None:
-    """mas_jax: an engine a core, every request when those before it in its episode have ended."""
+def engines_on_each_device(config, params, settings):
+    """An engine on each device behind one `sample`, settings: `EngineSettings`."""
     import jax
-    import jax.numpy as jnp
 
-    from mas_jax.model import hf, sharding
-    from mas_jax.records import SampleKey, Stop
+    from mas_jax.model import sharding
     from mas_jax.sampling.engine import Engine
-    from mas_jax.sampling.engine_settings import EngineSettings
     from mas_jax.sampling.replicas import Replicas
 
-    jax.config.update("jax_num_cpu_devices", 2)
-    config, params = hf.load(directory, dtype=jnp.float32)
-    settings = EngineSettings(**(settings | {"buckets": tuple(settings["buckets"])}))
     meshes = [sharding.make_mesh(devices=[device]) for device in jax.devices()]
-    engines = Replicas(
+    return Replicas(
         [
             Engine(config, params, settings, policy="p", decode=lambda tokens: "", mesh=mesh)
             for mesh in meshes
         ]
     )
+
+
+def ours(directory: Path, work: workload.Workload, *, settings: dict) -> None:
+    """mas_jax: an engine a core, every request when those before it in its episode have ended."""
+    import jax
+    import jax.numpy as jnp
+
+    from mas_jax.model import hf
+    from mas_jax.records import SampleKey, Stop
+    from mas_jax.sampling.engine_settings import EngineSettings
+
+    jax.config.update("jax_num_cpu_devices", 2)
+    config, params = hf.load(directory, dtype=jnp.float32)
+    settings = EngineSettings(**(settings | {"buckets": tuple(settings["buckets"])}))
+    engines = engines_on_each_device(config, params, settings)
 
     async def _request(name: tuple[int, int], recorded: workload.Recorded) -> None:
         episode, index = name
@@ -76,6 +85,23 @@ def ours(directory: Path, work: workload.Workload, *, settings: dict) -> None:
     _serve(_run, lambda: engines.set_params(params))  # nothing is shared between runs
 
 
+def generate_batch(model, batch: list[tuple[tuple[int, ...], int]]) -> None:
+    """Generates for a batch of (prompt, length), padded on the left, until its longest is done."""
+    import torch
+
+    longest, length = max(len(p) for p, _ in batch), max(n for _, n in batch)
+    ids = torch.zeros((len(batch), longest), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, _) in enumerate(batch):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    out = model.generate(
+        ids, attention_mask=mask, do_sample=True, temperature=1.0, top_p=1.0, top_k=0,
+        max_new_tokens=length, min_new_tokens=length, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    assert out.shape[1] == longest + length
+
+
 def peer(directory: Path, work: workload.Workload, *, batch_sizes: list[int]) -> None:
     """transformers.generate: all requests at once, in batches of about equal lengths.
 
@@ -95,27 +121,14 @@ def peer(directory: Path, work: workload.Workload, *, batch_sizes: list[int]) ->
     requests = [(r.prompt, n) for episode in work for r in episode for n in r.lengths]
     requests.sort(key=lambda r: len(r[0]))
 
-    def _batch(batch: list[tuple[tuple[int, ...], int]]) -> None:
-        longest, length = max(len(p) for p, _ in batch), max(n for _, n in batch)
-        ids = torch.zeros((len(batch), longest), dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, (prompt, _) in enumerate(batch):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        out = model.generate(
-            ids, attention_mask=mask, do_sample=True, temperature=1.0, top_p=1.0, top_k=0,
-            max_new_tokens=length, min_new_tokens=length, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        assert out.shape[1] == longest + length
-
     def _run(size: int) -> float:
         start = time.perf_counter()
         with torch.inference_mode():
             for first in range(0, len(requests), size):
-                _batch(requests[first : first + size])
+                generate_batch(model, requests[first : first + size])
         return time.perf_counter() - start
 
-    _batch(requests[: batch_sizes[0]])  # the first call pays for what is set up once
+    generate_batch(model, requests[: batch_sizes[0]])  # the first call pays for what is set up once
     best = min(batch_sizes, key=_run) if len(batch_sizes) > 1 else batch_sizes[0]
 
     def _run_best() -> dict:

@@ -111,7 +111,7 @@ def _trl_settings(directory: Path, batch: Batch, rows: int):
         output_dir=str(directory.parent / "trl"), report_to="none", save_strategy="no",
         use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
         per_device_train_batch_size=rows,
-        gradient_accumulation_steps=len(batch.advantages_N) // rows,
+        gradient_accumulation_steps=-(-len(batch.advantages_N) // rows),
         num_generations=update_workload.GROUP, loss_type="dapo", beta=0.0, epsilon=CLIP,
         learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_GRAD_NORM,
         adam_beta1=BETA1, adam_beta2=BETA2, adam_epsilon=EPS,
@@ -119,11 +119,9 @@ def _trl_settings(directory: Path, batch: Batch, rows: int):
     )  # fmt: skip
 
 
-def trl(directory: Path, batch: Batch, *, rows: int) -> Update:
-    """TRL: `GRPOTrainer.training_step` on each micro-batch of `rows`, then its clip and AdamW.
-
-    Only where a micro-batch comes from is replaced, since the trainer would sample completions.
-    """
+def trl_trainer(directory: Path, batch: Batch, rows: int) -> tuple:
+    """TRL's `GRPOTrainer` with its model and optimizer, whose `training_step` takes micro-batches
+    as they are: only where these come from is replaced, since it would sample completions."""
     import datasets
     import torch
     import transformers
@@ -150,28 +148,41 @@ def trl(directory: Path, batch: Batch, *, rows: int) -> Update:
     )
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     trainer.create_optimizer()
-    model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+    return trainer, *trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+
+
+def trl_inputs(batch: Batch, num_items: int) -> dict:
+    """A micro-batch as TRL's trainer takes it; num_items: tokens that the loss is a mean over."""
+    import torch
+
+    return {
+        "prompt_ids": torch.from_numpy(batch.prompt_ids_NP).long(),
+        "prompt_mask": torch.from_numpy(batch.prompt_mask_NP).long(),
+        "completion_ids": torch.from_numpy(batch.completion_ids_NC).long(),
+        "completion_mask": torch.from_numpy(batch.completion_mask_NC).long(),
+        "advantages": torch.from_numpy(batch.advantages_N),
+        "old_per_token_logps": torch.from_numpy(batch.old_logprobs_NC),
+        "num_items_in_batch": torch.tensor(num_items),
+    }
+
+
+def trl_step(trainer, model, optimizer, micros: list[dict]) -> dict[str, float]:
+    """One update: a training step on each micro-batch, TRL's clip and its AdamW."""
+    losses = [trainer.training_step(model, micro, None) for micro in micros]
+    norm = trainer.accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.step()
+    model.zero_grad()
+    return {"loss": float(sum(losses)), "grad_norm": float(norm)}
+
+
+def trl(directory: Path, batch: Batch, *, rows: int) -> Update:
+    """TRL: `GRPOTrainer.training_step` on each micro-batch of `rows`, then its clip and AdamW."""
+    parts = trl_trainer(directory, batch, rows)
     micros = [
-        {
-            "prompt_ids": torch.from_numpy(part["prompt_ids_NP"]).long(),
-            "prompt_mask": torch.from_numpy(part["prompt_mask_NP"]).long(),
-            "completion_ids": torch.from_numpy(part["completion_ids_NC"]).long(),
-            "completion_mask": torch.from_numpy(part["completion_mask_NC"]).long(),
-            "advantages": torch.from_numpy(part["advantages_N"]),
-            "old_per_token_logps": torch.from_numpy(part["old_logprobs_NC"]),
-            "num_items_in_batch": torch.tensor(batch.num_completion_tokens),
-        }
+        trl_inputs(Batch(**part), batch.num_completion_tokens)
         for part in _micro_batches(batch, rows)
     ]
-
-    def _update() -> dict[str, float]:
-        losses = [trainer.training_step(model, micro, None) for micro in micros]
-        norm = trainer.accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-        optimizer.step()
-        model.zero_grad()
-        return {"loss": float(sum(losses)), "grad_norm": float(norm)}
-
-    return _update
+    return lambda: trl_step(*parts, micros)
 
 
 def _tunix_model(directory: Path):
