@@ -20,6 +20,7 @@ config = small_config(
     policy, train__questions=4, train__mesh__data=2,
     train__drift_frac=1.0, rollout__min_episodes=4, rollout__failure_frac=0.4)
 stage = scripted_stage(config, place, "teacher", chaotic=False, keep_episodes=True)
+hosts.introduce(stage.mesh)
 async def down(queries, k):
     raise OSError(f"no route to host {jax.process_index()}")
 if way == "down" and jax.process_index() == 1:

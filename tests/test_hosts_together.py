@@ -30,6 +30,7 @@ from mas_jax.model import qwen3, sharding
 
 folder, others, sizes = Path(sys.argv[1]), sys.argv[2], [int(x) for x in sys.argv[3].split("x")]
 mesh = sharding.make_mesh(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
+hosts.introduce(mesh)
 rank, count = jax.process_index(), jax.process_count()
 traces = [c for c in make_traces(120) if c.trace.role == "searcher"]
 batch, num_micro = make_batch(traces, PROGRAMME)
