@@ -62,8 +62,10 @@ for _ in range(5):
     said.append([found["update/loss"], found["update/gradient_norm"]])
 # devices the wrong way around, as a mesh on a TPU may order them
 here = jax.local_devices()
-locals_ = [jax.sharding.Mesh(np.asarray(here[i : i + 2])[::-1].reshape(1, 1, 2), mesh.axis_names)
-           for i in range(0, len(here) - 1, 2)]
+width = min(2, len(here))
+locals_ = [
+    jax.sharding.Mesh(np.asarray(here[i : i + width])[::-1].reshape(1, 1, width), mesh.axis_names)
+    for i in range(0, len(here), width)]
 own = sharding.on_each(state.params, locals_, lambda m: qwen3.param_shardings(PARTED, m))
 whole = whole_on(state.params)
 for on_one, mesh_of in zip(own, locals_, strict=True):
