@@ -80,6 +80,8 @@ def initialize() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        # programs that reduce within a process, sent off one after another, were seen to block
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.distributed.initialize(
         **found, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=HEARTBEAT_S
     )
