@@ -20,6 +20,7 @@ config = small_config(
     policy, train__questions=4, train__mesh__data=2,
     train__drift_frac=1.0, rollout__min_episodes=4, rollout__failure_frac=0.4)
 stage = scripted_stage(config, place, "teacher", chaotic=False, keep_episodes=True)
+hosts.introduce(stage.mesh)
 async def down(queries, k):
     raise OSError(f"no route to host {jax.process_index()}")
 if way == "down" and jax.process_index() == 1:
@@ -69,5 +70,5 @@ def test_a_world_that_fails_one_process_ends_both_with_its_words(played):
         r"TooManyFailures: \d of 4 episodes failed, more than 0\.4 of them; retriever: \d, such as"
     )
     assert re.search(rf"(?m)^mas_jax\.agents\.rollout\.{words}", said[1])
-    assert re.search(rf"(?m)^stopped: process 1: {words} as .*no route to host 1", said[0])
+    assert re.search(rf"(?m)^stopped: process 1: {words} .*no route to host 1", said[0])
     assert not (place / "checkpoints").exists()

@@ -80,6 +80,8 @@ def initialize() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        # programs that reduce within a process, sent off one after another, were seen to block
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.distributed.initialize(
         **found, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=HEARTBEAT_S
     )
@@ -100,8 +102,7 @@ _MEETINGS = itertools.count()
 def gather(document: Any) -> list[Any]:
     """The JSON values that all processes give, in order of process. A collective.
 
-    All meet first, however long one plays or compiles: on CPUs a collective that waits for half a
-    minute breaks off.
+    All meet first, however long one plays.
     """
     if jax.process_count() == 1:
         return [document]
@@ -114,6 +115,26 @@ def gather(document: Any) -> list[Any]:
     padded[: len(own)] = own
     texts = np.asarray(multihost_utils.process_allgather(padded))
     return [json.loads(t[:size].tobytes()) for t, size in zip(texts, sizes, strict=True)]
+
+
+def introduce(mesh: jax.sharding.Mesh) -> None:
+    """Lets the devices of every group that the mesh's axes make reduce together once. A collective.
+
+    On CPUs the first collective of a group breaks off if not all of it is there within half a
+    minute, and processes that compile differ by more; later ones wait.
+    """
+    if jax.process_count() == 1 or mesh.devices.flat[0].platform != "cpu":
+        return
+    names = [name for name, size in mesh.shape.items() if size > 1]
+    for count in range(1, len(names) + 1):
+        for axes in itertools.combinations(names, count):
+            add = jax.shard_map(
+                lambda x, axes=axes: jax.lax.psum(x, axes),
+                mesh=mesh, in_specs=jax.P(), out_specs=jax.P(),
+            )  # fmt: skip
+            program = jax.jit(add).lower(np.float32(1)).compile()
+            gather(None)
+            jax.block_until_ready(program(np.float32(1)))
 
 
 def first(decide: Callable[[], Any]) -> Any:

@@ -91,6 +91,7 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
     assembly.check_chat(config, scene.chat, directory)
     _check_teacher(config, scene)
     mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
+    hosts.introduce(mesh)
     model = dataclasses.replace(load_config(directory), value_head=config.train.value_head)
     return Pipeline(
         config=config,
