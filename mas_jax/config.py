@@ -325,7 +325,9 @@ def mapd(config: ConfigDict, **changes) -> ConfigDict:
     """GRPO and 0.05 times the exact reverse KL to the same weights with the protocol before them,
     a mean over tokens."""
     shared = dict(divergence="reverse_kl", divergence_coef=0.05, teacher="live", view="privileged")
-    return protocol_grpo(config, **shared | changes)
+    config = protocol_grpo(config, **shared | changes)
+    config.privileged.protocols = "runs/protocols.jsonl"
+    return config
 
 
 def opsd(config: ConfigDict) -> ConfigDict:

@@ -41,7 +41,7 @@ _COUNTS = {
 def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
     """Raises: ValueError with both values and what to change, for settings that contradict.
 
-    has_weights: whether checkpoints must be there; a plan needs none.
+    has_weights: whether checkpoints and protocols must be there; a plan needs none.
     """
     t, e = config.train, config.evaluation
     _check_choice("evaluation.split", e.split, SPLITS)
@@ -81,6 +81,8 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
         _check_stage(config, name)
         _check_tree(config, name)
         _check_teacher(config, name)
+    if has_weights:
+        _check_protocols(config)
 
 
 def check_correction(config: ConfigDict) -> None:
@@ -113,6 +115,16 @@ def _check_choice(where: str, value: str, choices: Iterable[str]) -> None:
         near = get_close_matches(value, choices, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"{where}: {value!r} is unknown; {hint}choose from {choices}")
+
+
+def _check_protocols(config: ConfigDict) -> None:
+    """Raises: ValueError if a row's teacher reads protocols and there are none."""
+    path = config.privileged.protocols
+    rows = (row for s in config.train.stages for row in config.stages[s].programme.values())
+    if any(row.trained and row.view != "none" for row in rows) and not Path(path).is_file():
+        raise ValueError(
+            f"privileged.protocols={path!r} is not a file; make it with launch/build_protocols.py"
+        )
 
 
 def _check_directories(config: ConfigDict) -> None:

@@ -42,9 +42,12 @@ def flat(config):
 
 
 def with_checkpoint(config, directory):
-    """The config with a checkpoint directory that is there, where it names one."""
+    """The config with a checkpoint directory and protocols that are there, where it names some."""
     if config.model.checkpoint:
         config.model.checkpoint = str(directory)
+    if config.privileged.protocols:
+        config.privileged.protocols = str(directory / "protocols.jsonl")
+        (directory / "protocols.jsonl").touch()
     return config
 
 
@@ -511,3 +514,25 @@ def test_a_row_that_compares_with_the_question_twice_is_an_error():
         make_programme(rows)
     with pytest.raises(ValueError, match="tree_form='product'"):
         make_programme({"searcher": role(tree_form="product").to_dict()})
+
+
+# --- the privileged branch ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"privileged.protocols": "nowhere.jsonl"}, r"nowhere.*launch/build_protocols\.py"),
+        ({"privileged.protocols": ""}, "privileged.protocols is empty"),
+        ({"privileged.control": "emty"}, "did you mean 'empty'"),
+        ({"privileged.fields": ("answr",)}, "did you mean 'answer'"),
+        ({"privileged.form": "xml"}, "privileged.form"),
+        ({"train.view_length": 383}, "holds less than train.row_length=384"),
+        ({"stages.agent.team": "cascade"}, "set team='single', or view='none'"),
+    ],
+)
+def test_a_branch_that_cannot_read_is_refused(changes, message, tmp_path):
+    config = with_checkpoint(load("mapd_toy").get_config(), tmp_path)
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message):
+        validate(config)

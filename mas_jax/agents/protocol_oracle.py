@@ -9,13 +9,24 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mas_jax.agents import protocol_team
 from mas_jax.agents.oracle import UNKNOWN, answerer_action, read
 from mas_jax.data.world import World
 from mas_jax.data.world_text import RELATIONS, parse_ask, parse_statement
 from mas_jax.records import Passage
-from mas_jax.sampling.api_request import Completion
+
+
+class Said(NamedTuple):
+    """What a desk reads of an endpoint's completion."""
+
+    text: str
+    refusal: str | None
+    input_tokens: int
+    output_tokens: int
+    cost: float
+
 
 # how a teacher writes: words before each goal, and which of a relation's wordings it searches with
 STYLES: Mapping[str, tuple[str, int, bool]] = {
@@ -139,14 +150,14 @@ def role_of(messages: Sequence[Mapping[str, str]], limits: protocol_team.Limits)
     raise ValueError(f"no role is told {messages[0]['content'][:60]!r}")
 
 
-def local(oracle: Oracle, limits: protocol_team.Limits) -> Callable[..., Awaitable[Completion]]:
+def local(oracle: Oracle, limits: protocol_team.Limits) -> Callable[..., Awaitable[Said]]:
     """The `complete` function of a desk at which the oracle sits; words count as tokens."""
 
-    async def complete(messages: Sequence[Mapping[str, str]], *, model: str, **_) -> Completion:
+    async def complete(messages: Sequence[Mapping[str, str]], **_) -> Said:
         payload = json.loads(messages[1]["content"])
         text = json.dumps(oracle.reply(role_of(messages, limits), payload))
         num_input = sum(len(message["content"].split()) for message in messages)
-        return Completion(text, "stop", None, num_input, len(text.split()), 0.0, False, model)
+        return Said(text, None, num_input, len(text.split()), 0.0)
 
     return complete
 
