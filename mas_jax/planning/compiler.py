@@ -1,7 +1,9 @@
 """Compiles for TPUs that this machine has not got, and reads what came out.
 
 libtpu writes the program as text into a directory when it is told so before it is loaded, so a
-process that plans calls `start_compiler` first of all. Must not know: models, configs.
+process that plans calls `start_compiler` first of all. The text is there after a tenth of the
+compiler's work: the rest makes machine code of it (95% of all samples of a layer's compilation),
+which a plan does not need. Must not know: models, configs.
 """
 
 import atexit
@@ -9,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,8 @@ from pathlib import Path
 import jax
 
 from mas_jax.planning import hlo
+
+POLL_S = 0.3
 
 
 class DoesNotFit(Exception):
@@ -69,35 +74,81 @@ def start_compiler() -> None:
     os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
 
 
-def compile_for_tpu(lowered: jax.stages.Lowered) -> Compiled:
-    """The program compiled for the devices that it was lowered for.
+def program_text(lowered: jax.stages.Lowered) -> str:
+    """The text of the program after all passes, when the compiler begins with machine code.
 
+    That goes on in a thread that nothing stops, so the process should end by `leave` soon.
     Raises: DoesNotFit; RuntimeError without `start_compiler`.
     """
-    if _directory is None:
-        raise RuntimeError("call compiler.start_compiler() before anything else of jax")
-    for old in _directory.iterdir():
-        old.unlink()
-    start = time.perf_counter()
+    directory, raised = _empty_directory(), []
+
+    def _compile() -> None:
+        try:
+            lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=_compile, daemon=True)
+    thread.start()
+    text, known = "", None
+    while thread.is_alive() and not (text and text == known):
+        time.sleep(POLL_S)
+        known, text = text, _largest(directory)
+    thread.join(POLL_S)  # what does not fit is found out here
+    if raised:
+        raise _named(raised[0]) from raised[0]
+    return _largest(directory)
+
+
+def leave(code: int) -> None:
+    """Ends the process at once, whatever its threads do."""
+    if _directory is not None:
+        shutil.rmtree(_directory, ignore_errors=True)
+    os._exit(code)
+
+
+def compile_for_tpu(lowered: jax.stages.Lowered) -> Compiled:
+    """The program compiled to its end for the devices that it was lowered for, with the compiler's
+    own account of memory. Raises: DoesNotFit; RuntimeError without `start_compiler`.
+    """
+    directory, start = _empty_directory(), time.perf_counter()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        found = re.search(r"Used ([\d.]+)([GM]) of ([\d.]+)([GM]) hbm", str(error))
-        if found is None:
-            raise
-        unit = {"G": 2**30, "M": 2**20}
-        needed, available = (float(found[i]) * unit[found[i + 1]] for i in (1, 3))
-        raise DoesNotFit(needed, available) from error
-    seconds = time.perf_counter() - start
-    texts = sorted(_directory.glob("*-hlo.txt"), key=lambda path: path.stat().st_size)
+        raise _named(error) from error
     m = compiled.memory_analysis()
     return Compiled(
-        program=hlo.parse(texts[-1].read_text()),
+        program=hlo.parse(_largest(directory)),
         memory=Memory(
             arguments=m.argument_size_in_bytes,
             results=m.output_size_in_bytes - m.alias_size_in_bytes,
             temporaries=m.temp_size_in_bytes,
             code=m.generated_code_size_in_bytes,
         ),
-        seconds=seconds,
+        seconds=time.perf_counter() - start,
     )
+
+
+def _empty_directory() -> Path:
+    if _directory is None:
+        raise RuntimeError("call compiler.start_compiler() before anything else of jax")
+    for old in _directory.iterdir():
+        old.unlink()
+    return _directory
+
+
+def _largest(directory: Path) -> str:
+    """The largest whole text: of the program, not of a small one on its way; "" for none."""
+    texts = [path.read_text() for path in directory.glob("*-hlo.txt")]
+    whole = [text for text in texts if "\nENTRY " in text and text.rstrip().endswith("}")]
+    return max(whole, key=len, default="")
+
+
+def _named(error: jax.errors.JaxRuntimeError) -> Exception:
+    """`DoesNotFit` where the compiler says so, else the error."""
+    found = re.search(r"Used ([\d.]+)([GM]) of ([\d.]+)([GM]) hbm", str(error))
+    if found is None:
+        return error
+    unit = {"G": 2**30, "M": 2**20}
+    needed, available = (float(found[i]) * unit[found[i + 1]] for i in (1, 3))
+    return DoesNotFit(needed, available)
