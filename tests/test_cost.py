@@ -220,6 +220,44 @@ def test_a_permutation_takes_its_longest_way():
     assert permutation.seconds == pytest.approx(2 * MB / 90e9)  # two links
 
 
+COPIED = (
+    "  %c = (bf16[1024,1024]{1,0:S(1)}, bf16[1024,1024], u32[]) copy-start(%a)\n"
+    "BETWEEN"
+    "  ROOT %d = bf16[1024,1024]{1,0:S(1)} copy-done(%c)"
+)
+IN_VMEM = "  %x = bf16[1024,1024]{1,0:S(1)} constant({...})\n"
+PRODUCT = (
+    "  %p = bf16[1024,1024]{1,0:S(1)} convolution(%x, %x), dim_labels=bf_io->bf\n"  # all in VMEM
+)
+
+
+def test_a_transfer_takes_the_bandwidth_that_computing_leaves():
+    copy_s, product_s = MB / 2765e9, 2 * 1024**3 / 459e12
+    alone = cost_of(COPIED.replace("BETWEEN", ""))
+    assert alone.seconds == pytest.approx(copy_s)
+    covered = cost_of(IN_VMEM + COPIED.replace("BETWEEN", PRODUCT))
+    assert covered.seconds == pytest.approx(product_s)
+    assert covered.num_bytes == MB
+    # what reads HBM all the time leaves nothing: sum of both
+    reading = "  %r = bf16[1024,1024]{1,0:S(1)} add(%a, %b)\n"
+    busy = cost_of(COPIED.replace("BETWEEN", reading))
+    assert busy.seconds == pytest.approx(copy_s + 2 * MB / 2765e9)
+
+
+def test_permutations_go_both_ways_around_a_ring_at_once():
+    line = (
+        "  %p{n} = (bf16[1024,1024], bf16[1024,1024]) collective-permute-start(%a), "
+        "source_target_pairs={pairs}\n"
+    )
+    ends = "  %e1 = bf16[1024,1024] collective-permute-done(%p1)\n"
+    ends += "  ROOT %e2 = bf16[1024,1024] collective-permute-done(%p2)"
+    one, other = "{{0,1},{1,2}}", "{{1,0},{2,1}}"
+    first = line.replace("{n}", "1").replace("{pairs}", one)
+    for pairs, times in ((other, 1), (one, 2)):
+        second = line.replace("{n}", "2").replace("{pairs}", pairs)
+        assert cost_of(first + second + ends).seconds == pytest.approx(times * MB / 90e9)
+
+
 def test_layers_more_cost_the_same_each():
     one = cost_of(f"  {MATMUL}\n  ROOT {GATHER}")
     two = cost_of(f"  {MATMUL}\n  {MATMUL.replace('%c', '%d')}\n  ROOT {GATHER}")

@@ -5,7 +5,6 @@ that there is in practice. Every figure that is called calibrated is the bound t
 an estimate. Must not know: tables, flags.
 """
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,13 +137,20 @@ def lines(records: list[dict]) -> list[str]:
     ]
 
 
+def markdown(records: list[dict]) -> list[str]:
+    """The README's table of them."""
+    head = ("run", "bound MFU", "published", "with causal attention", "part of the bound")
+    table = [head, ("---",) * len(head)] + [
+        (
+            r["name"], f"{r['bound_mfu']:.3f}", f"{r['published_mfu']:.3f}",
+            f"{r['published_mfu_causal']:.3f}", f"{r['ratio']:.2f}",
+        )
+        for r in records
+    ]  # fmt: skip
+    return ["| " + " | ".join(cells) + " |" for cells in table]
+
+
 def keep(records: list[dict], path: Path = RECORD) -> None:
     """Writes the records where `read_calibration` finds them."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(records, indent=1) + "\n")
-
-
-def smaller(published: Published, layers: int) -> Published:
-    """The same run of a model of fewer layers, for tests."""
-    model = dataclasses.replace(published.model, num_layers=layers)
-    return dataclasses.replace(published, model=model)

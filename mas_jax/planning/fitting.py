@@ -3,7 +3,6 @@
 Dimensions: as in the model. Must not know: the compiler, tables.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from ml_collections import ConfigDict
 
 from mas_jax.model import qwen3
 from mas_jax.planning import run_programs
-from mas_jax.planning.chips import GIB, Slice
+from mas_jax.planning.chips import Slice
 
 HEADROOM = 0.92  # of HBM: the compiler leaves gaps, and the program takes room itself
 
@@ -128,16 +127,3 @@ def best_guess(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage
             order = {"dots": 0, "full": 1}
             return min(fitting, key=lambda one: order[one.config.train.remat])
     return min(found, key=lambda one: one.total)
-
-
-def said(one: Guess, place: Slice) -> str:
-    """A line about a guess."""
-    return (
-        f"{one.name}: {one.total / GIB:.1f} of {place.hbm_bytes / GIB:.1f} GiB by arithmetic "
-        f"({one.held / GIB:.1f} held)"
-    )
-
-
-def of_layers(model: qwen3.ModelConfig, layers: int) -> qwen3.ModelConfig:
-    """A model of other depth, of which a test is cheap."""
-    return dataclasses.replace(model, num_layers=layers)
