@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mas_jax.model import qwen3
 from mas_jax.planning import compiler, memory, run_programs, worker
-from mas_jax.planning.chips import Slice
+from mas_jax.planning.chips import GIB, Slice
 from mas_jax.planning.cost import Cost, Kernel, Kernels, Reader, extrapolated
 from mas_jax.planning.hlo import HBM, Instruction, Program
 
@@ -192,11 +192,13 @@ def make_plan(
 
     only: of `run.program_names`, () for all.
     """
-    for name in run.lower:
-        if not only or name in only:
-            yield from _training(run, name, workload)
-    if not only or "engine" in only:
-        yield from _engine(run, workload)
+    held, names = sum(run.held.values()), [n for n in run.program_names if not only or n in only]
+    if held > run.place.hbm_bytes:  # nothing to compile for: no program has room
+        words = f"{held / GIB:.1f} GiB are held by the run itself"
+        yield from (Phase(name, 1.0, Cost(), held, 0.0, 0.0, 0.0, words) for name in names)
+        return
+    for name in names:
+        yield from _engine(run, workload) if name == "engine" else _training(run, name, workload)
 
 
 def num_episodes(run: run_programs.Run) -> int:
@@ -228,13 +230,21 @@ def _training(run: run_programs.Run, name: str, workload: Workload) -> Iterator[
     try:
         program, seconds = worker.optimised(run, name)
     except compiler.DoesNotFit as error:
-        needed = max(sum(run.held.values()), error.needed)  # with the arguments in it
-        yield Phase(name, runs, Cost(), needed, 0.0, 0.0, 0.0, str(error))
+        yield _without_room(run, name, runs, error)
         return
     peak = memory.peak_bytes(program)
     for use, often, turns in uses:
         yield _use(run, workload, program, peak, (use, often, turns, seconds))
         seconds = 0.0
+
+
+def _without_room(
+    run: run_programs.Run, name: str, runs: float, error: compiler.DoesNotFit
+) -> Phase:
+    """A phase that the compiler found no room for, alone or beside what the run holds."""
+    held = sum(run.held.values())
+    needed = max(held, error.needed) if error.with_arguments else held + error.needed
+    return Phase(name, runs, Cost(), needed, 0.0, 0.0, 0.0, str(error))
 
 
 def _use(
@@ -277,7 +287,7 @@ def _engine(run: run_programs.Run, workload: Workload) -> Iterator[Phase]:
     try:
         (one, one_s), (two, two_s) = (worker.optimised(run, "engine", n) for n in (1, 2))
     except compiler.DoesNotFit as error:
-        yield Phase("engine", 1.0, Cost(), max(held, error.needed), 0.0, 0.0, 0.0, str(error))
+        yield _without_room(run, "engine", 1.0, error)
         return
     first, both = (_engine_cost(run, workload, (one, two), steps) for steps in (0, 1))
     again = both.plus(first, -1.0)

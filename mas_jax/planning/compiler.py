@@ -24,11 +24,12 @@ POLL_S = 0.3
 
 
 class DoesNotFit(Exception):
-    """The compiler found no way to run the program in a device's memory."""
+    """The compiler found no way to run the program in a device's memory. needed: bytes, those of
+    the arguments included or not."""
 
-    def __init__(self, needed: float, available: float) -> None:
+    def __init__(self, needed: float, available: float, *, with_arguments: bool) -> None:
         super().__init__(f"needs {needed / 2**30:.1f} of {available / 2**30:.1f} GiB")
-        self.needed, self.available = needed, available
+        self.needed, self.available, self.with_arguments = needed, available, with_arguments
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,12 @@ def _largest(directory: Path) -> str:
 
 def _named(error: jax.errors.JaxRuntimeError) -> Exception:
     """`DoesNotFit` where the compiler says so, else the error."""
-    found = re.search(r"Used ([\d.]+)([GM]) of ([\d.]+)([GM]) hbm", str(error))
-    if found is None:
-        return error
     unit = {"G": 2**30, "M": 2**20}
-    needed, available = (float(found[i]) * unit[found[i + 1]] for i in (1, 3))
-    return DoesNotFit(needed, available)
+    for pattern, with_arguments in (
+        (r"Used ([\d.]+)([GM]) of ([\d.]+)([GM]) hbm", True),
+        (r"temporaries \(([\d.]+)([GM])\) exceeds available HBM \(([\d.]+)([GM])\)", False),
+    ):
+        if found := re.search(pattern, str(error)):
+            needed, available = (float(found[i]) * unit[found[i + 1]] for i in (1, 3))
+            return DoesNotFit(needed, available, with_arguments=with_arguments)
+    return error

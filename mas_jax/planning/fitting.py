@@ -99,14 +99,14 @@ def sized_pool(config: ConfigDict, model: qwen3.ModelConfig, *, positions: int) 
     return config
 
 
-def engine_tensor(model: qwen3.ModelConfig, place: Slice) -> int:
-    """Devices of an engine: as few as hold the bf16 weights in a quarter of their memory."""
-    own = sum(d.process_index == 0 for d in place.devices)
-    tensor = 1
-    while (
-        2 * tensor <= min(own, model.num_kv_heads)
-        and 2 * qwen3.param_count(model) / tensor > place.hbm_bytes / 4
-    ):
+def engine_tensor(config: ConfigDict, model: qwen3.ModelConfig, place: Slice) -> int:
+    """Devices of an engine: as few as hold the bf16 weights and the config's pages in 60% of
+    their memory, at most a host's or one a key/value head."""
+    own, tensor = sum(d.process_index == 0 for d in place.devices), 1
+    needed = 2 * qwen3.param_count(model)
+    needed += config.engine.num_pages * page_bytes(config, model) * config.mesh.tensor
+    most = min(own, model.num_kv_heads)
+    while 2 * tensor <= most and needed / tensor > 0.6 * place.hbm_bytes:
         tensor *= 2
     return tensor
 

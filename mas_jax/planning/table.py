@@ -39,11 +39,12 @@ def make_record(model_name: str, topology: str) -> dict:
     """Plans Stage II of METHODS 1.3 at 4k context, 128 sequences an engine, in the settings that
     arithmetic likes best; what it rules out is not compiled."""
     place, model = chips.make_slice(topology), qwen3.PRESETS[model_name]
-    config = pod_config(fsdp=len(place.devices), tensor=fitting.engine_tensor(model, place))
+    config = pod_config(fsdp=len(place.devices), tensor=1)
     config.engine.update(dict(context=LENGTH, buckets=(2048, LENGTH), decode_rows=DECODE_ROWS))
     config.train.row_length = LENGTH
     workload = compile_plan.Workload()
     config = fitting.sized_pool(config, model, positions=workload.context)
+    config.mesh.tensor = fitting.engine_tensor(config, model, place)
     one = fitting.best_guess(config, model, place, "student")
     t = one.config.train
     record = dict(

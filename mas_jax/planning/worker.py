@@ -38,11 +38,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The text, or what does not fit: bytes needed and available; or another error's words."""
+    """The text, or what does not fit, as in `DoesNotFit`; or another error's words."""
 
     text: str = ""
     needed: float = 0.0
     available: float = 0.0
+    with_arguments: bool = False
     error: str = ""
 
 
@@ -65,7 +66,9 @@ def optimised(run: run_programs.Run, name: str, layers: int = 0) -> tuple[hlo.Pr
             raise RuntimeError(f"compiling {name!r} ended with code {done.returncode}: {words}")
         answer = Answer(**json.loads(path.read_text()))
     if answer.needed:
-        raise compiler.DoesNotFit(answer.needed, answer.available)
+        raise compiler.DoesNotFit(
+            answer.needed, answer.available, with_arguments=answer.with_arguments
+        )
     if answer.error:
         raise RuntimeError(f"{name!r} could not be compiled: {answer.error}")
     return hlo.parse(answer.text), time.perf_counter() - start
@@ -80,7 +83,9 @@ def _answer(request: Request) -> Answer:
             return Answer(compiler.program_text(run_programs.lower_engine(run, request.layers)))
         return Answer(compiler.program_text(run.lower[request.name]()))
     except compiler.DoesNotFit as error:
-        return Answer(needed=error.needed, available=error.available)
+        return Answer(
+            needed=error.needed, available=error.available, with_arguments=error.with_arguments
+        )
     except (ValueError, RuntimeError) as error:
         return Answer(error=f"{type(error).__name__}: {str(error)[:2000]}")
 
