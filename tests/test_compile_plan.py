@@ -61,7 +61,7 @@ import dataclasses
 import jax
 from mas_jax.config import default_config
 from mas_jax.model import qwen3
-from mas_jax.planning import chips, compile_plan, cost, memory, run_programs, worker
+from mas_jax.planning import chips, compile_plan, cost, run_programs, worker
 
 config = default_config()
 config.train.update(dict(micro_rows=4, row_length=512, dtype="bfloat16"))
@@ -89,16 +89,39 @@ four, guess = cost_of(4), cost.extrapolated(cost_of(1), cost_of(2), 4)
 print(four.flops, guess.flops, four.num_bytes, guess.num_bytes)
 """
 
+# eight gated layers and their gradient on 65,536 tokens: 9 GiB, so that no constant overhead counts
 WHOLE = """
-compiled = compiler.compile_for_tpu(run.lower["gradients"]())
+from mas_jax.planning import compiler, memory
+compiler.start_compiler()
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+device = topologies.get_topology_desc("v5p:2x2x1", platform="tpu").devices[0]
+at = jax.sharding.SingleDeviceSharding(device)
+
+def loss(weights, x_TD):
+    def body(x_TD, layer):
+        up_DF, down_FD = layer
+        inner_TF = jax.nn.silu(x_TD @ up_DF.astype(x_TD.dtype))
+        return x_TD + inner_TF @ down_FD.astype(x_TD.dtype), None
+    y_TD, _ = jax.lax.scan(body, x_TD, weights)
+    return jnp.sum(y_TD.astype(jnp.float32) ** 2)
+
+def shape(dtype, *sizes):
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=at)
+
+weights = shape(jnp.float32, 8, 512, 2048), shape(jnp.float32, 8, 2048, 512)
+lowered = jax.jit(jax.grad(loss)).lower(weights, shape(jnp.bfloat16, 65536, 512))
+compiled = compiler.compile_for_tpu(lowered)
 print(memory.peak_bytes(compiled.program), compiled.memory.temporaries + compiled.memory.results)
 """
 
 
 def figures(script: str, folder: Path) -> list[float]:
-    """What a script prints after the preparation."""
+    """What a script prints."""
     path = folder / "count.py"
-    path.write_text(PREPARED + script)
+    path.write_text(script)
     done = run_python(str(path))
     assert done.returncode == 0, done.stderr
     return [float(x) for x in done.stdout.split()]
@@ -106,7 +129,7 @@ def figures(script: str, folder: Path) -> list[float]:
 
 @needs_libtpu
 def test_the_compiled_program_has_the_flops_of_the_mathematics(tmp_path):
-    compiled, needed = figures(SCORE, tmp_path)
+    compiled, needed = figures(PREPARED + SCORE, tmp_path)
     assert compiled == pytest.approx(needed, rel=0.02)
 
 
@@ -127,14 +150,14 @@ print(reader.cost().flops, (3 * matmuls + 4.5 * attention) / 4)
 @needs_libtpu
 @pytest.mark.slow
 def test_gradients_have_the_flops_of_the_mathematics(tmp_path):
-    compiled, needed = figures(GRADIENTS, tmp_path)
+    compiled, needed = figures(PREPARED + GRADIENTS, tmp_path)
     assert compiled == pytest.approx(needed, rel=0.05)
 
 
 @needs_libtpu
 @pytest.mark.slow
 def test_two_depths_say_what_four_layers_cost(tmp_path):
-    flops, guessed_flops, num_bytes, guessed_bytes = figures(ENGINE, tmp_path)
+    flops, guessed_flops, num_bytes, guessed_bytes = figures(PREPARED + ENGINE, tmp_path)
     assert guessed_flops == pytest.approx(flops, rel=0.01)
     assert guessed_bytes == pytest.approx(num_bytes, rel=0.1)
 
@@ -143,7 +166,7 @@ def test_two_depths_say_what_four_layers_cost(tmp_path):
 @pytest.mark.slow
 def test_lifetimes_say_what_the_compiler_says_of_memory(tmp_path):
     counted, told = figures(WHOLE, tmp_path)
-    assert counted == pytest.approx(told, rel=0.15)
+    assert counted == pytest.approx(told, rel=0.03)
 
 
 @pytest.mark.parametrize(

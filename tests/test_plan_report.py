@@ -93,8 +93,8 @@ def test_what_fits_gets_no_advice():
     ("held", "gib", "said"),
     [
         ({"weights": 8.0, "page pool": 20.0}, 35.0, "page pool (20.0 GiB): try fewer engine.num"),
-        ({"optimizer state": 30.0, "weights": 4.0}, 36.0, "optimizer state (30.0 GiB): try a lar"),
-        ({"teacher teacher": 34.0}, 36.0, "teacher (34.0 GiB): try a larger train.mesh.fsdp"),
+        ({"optimizer state": 27.0, "weights": 4.0}, 36.0, "optimizer state (27.0 GiB): try a lar"),
+        ({"teacher teacher": 31.0}, 36.0, "teacher (31.0 GiB): try a larger train.mesh.fsdp"),
         ({"weights": 8.0}, 40.0, "its own work (32.0 GiB): try train.micro_rows"),
     ],
 )  # fmt: skip
@@ -105,6 +105,18 @@ def test_what_does_not_fit_is_named_with_the_setting_to_change(held, gib, said):
     start = f"DOES NOT FIT: gradients needs {gib:.1f} GiB a device, {gib - 32:.1f} too many"
     assert line.startswith(start)
     assert said in line
+
+
+def test_a_run_that_holds_too_much_gets_one_line():
+    found = plan(
+        phase("optimizer", gib=44.0, error="x"), phase(gib=44.0, error="x"),
+        held={"weights": 10.0, "optimizer state": 20.0, "page pool": 6.0, "teacher one": 8.0},
+    )  # fmt: skip
+    (line,) = report.advice(found)
+    assert line.startswith("DOES NOT FIT: the run itself holds 44.0 GiB a device, 12.0 too many;")
+    assert "optimizer state (20.0 GiB): try a larger" in line
+    assert "teacher one (8.0 GiB): try a larger train.mesh.fsdp" in line
+    assert "page pool" not in line
 
 
 def test_a_program_that_could_not_be_compiled_is_no_crash():

@@ -57,6 +57,7 @@ def training_config(published: Published) -> ConfigDict:
     num_chips = chips.Slice(published.topology, chip, shape, ()).num_chips
     config, rows = sft_cascade(pod_config(fsdp=num_chips)), num_chips * published.rows_a_chip
     config.train.update(dict(questions=rows, micro_rows=rows, row_length=published.row_length))
+    config.engine.num_pages = 1024  # nothing is sampled
     return config
 
 

@@ -16,6 +16,7 @@ KNOBS = {
     "the sampler's weights": "a larger mesh.tensor",
     "page pool": "fewer engine.num_pages, or a larger mesh.tensor",
 }
+OTHER_KNOB = "a larger train.mesh.fsdp"
 PROGRAM_KNOBS = (
     "train.micro_rows no more than one row a device, a shorter train.row_length, "
     "train.remat=full, a smaller train.chunk, or a larger train.mesh.tensor"
@@ -97,8 +98,19 @@ def by_size(plan: Plan) -> list[tuple[str, float]]:
 
 
 def advice(plan: Plan) -> list[str]:
-    """One line for each phase that does not fit: by how much, which tensors, which settings."""
-    return [_advice(plan, phase) for phase in plan.phases if not plan.has_room(phase)]
+    """What does not fit: by how much, which tensors, which settings. One line a phase, or one for
+    all where the run's own arrays are too many already."""
+    held, room = sum(plan.run.held.values()), plan.run.place.hbm_bytes
+    if held <= room:
+        return [_advice(plan, phase) for phase in plan.phases if not plan.has_room(phase)]
+    knobs = [
+        f"{name} ({size / GIB:.1f} GiB): try {KNOBS.get(name, OTHER_KNOB)}"
+        for name, size in by_size(plan)[:3]
+    ]
+    return [
+        f"DOES NOT FIT: the run itself holds {held / GIB:.1f} GiB a device, "
+        f"{(held - room) / GIB:.1f} too many; most of it is " + "; ".join(knobs)
+    ]
 
 
 def _advice(plan: Plan, phase: Phase) -> str:
@@ -110,7 +122,7 @@ def _advice(plan: Plan, phase: Phase) -> str:
         what, knob = f"its own work ({own / GIB:.1f} GiB)", PROGRAM_KNOBS
     else:
         what = f"{largest} ({size / GIB:.1f} GiB)"
-        knob = KNOBS.get(largest, "a larger train.mesh.fsdp")
+        knob = KNOBS.get(largest, OTHER_KNOB)
     return (
         f"DOES NOT FIT: {phase.name} needs {phase.hbm_bytes / GIB:.1f} GiB a device, "
         f"{over / GIB:.1f} too many; most of it is {what}: try {knob}"
