@@ -75,6 +75,28 @@ def test_a_fusion_reads_the_slice_that_it_takes_and_writes_the_slice_that_it_upd
     assert cost_of(both, others=SLICING).num_bytes == 4 * part + 8
 
 
+TWO_RESULTS = """
+%two (p0: bf16[1024,1024], p1: bf16[8,1024], p2: s32[]) -> (bf16[8,1024], bf16[1024,1024]) {
+  %p0 = bf16[1024,1024] parameter(0)
+  %p1 = bf16[8,1024] parameter(1)
+  %p2 = s32[] parameter(2)
+  %v = bf16[1024,1024] bitcast(%p0)
+  %u = bf16[1024,1024] dynamic-update-slice(%v, %p1, %p2, %p2)
+  ROOT %t = (bf16[8,1024], bf16[1024,1024]) tuple(%p1, %u)
+}
+"""
+
+
+def test_of_two_results_the_one_that_is_updated_in_place_costs_its_update():
+    part = 8 * 1024 * 2
+    body = (
+        "  %s = bf16[8,1024]{1,0:S(1)} copy(%n)\n  %z = s32[]{:S(2)} constant(0)\n"
+        "  ROOT %t = (bf16[8,1024], bf16[1024,1024]) fusion(%b, %s, %z), kind=kLoop, calls=%two"
+    )
+    cost = cost_of(body, others=TWO_RESULTS)
+    assert cost.num_bytes == 2 * part + 4  # and the copy reads a number
+
+
 SCATTERING = """
 %scattered (p0: bf16[1024,1024], p1: s32[8,1], p2: bf16[8,1024]) -> bf16[1024,1024] {
   %p0 = bf16[1024,1024] parameter(0)

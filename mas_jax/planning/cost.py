@@ -270,15 +270,24 @@ class Reader:
         an operand that it updates in place."""
         fused = self.program.computations[one.called("calls")]
         read = sum(self._read(fused, number, operand) for number, operand in enumerate(operands))
-        return self._fused_flops(fused), read + self._written(fused, _hbm(one))
+        whole = [float(a.num_bytes if a.space == HBM else 0) for a in one.arrays]
+        return self._fused_flops(fused), read + self._written(fused, whole)
 
-    def _written(self, fused: Computation, whole: float) -> float:
-        """Bytes that a fusion writes: its result, or the updates of what it changes in place."""
-        root = fused.root
+    def _written(self, fused: Computation, whole: Sequence[float]) -> float:
+        """Bytes that a fusion writes: its results, or the updates of what it changes in place.
+        whole: of each result."""
+        roots = [fused.root]
+        if fused.root.op == "tuple":
+            roots = [fused.instructions[name] for name in fused.root.operands]
+        return sum(
+            self._updates(fused, root, size) for root, size in zip(roots, whole, strict=False)
+        )
+
+    def _updates(self, fused: Computation, root: Instruction, whole: float) -> float:
         while root.op in ("bitcast", "copy", "convert", "reshape"):
             root = fused.instructions[root.operands[0]]
         if root.op == "fusion":
-            return self._written(self.program.computations[root.called("calls")], whole)
+            return self._written(self.program.computations[root.called("calls")], [whole])
         place = {"dynamic-update-slice": 1, "scatter": -1}.get(root.op)
         if place is None or not whole:
             return whole
@@ -290,17 +299,23 @@ class Reader:
         parameter = fused.parameter(number)
         if not whole or parameter is None:
             return whole
+        return self._taken(fused, parameter, whole)
+
+    def _taken(self, fused: Computation, source: Instruction, whole: float) -> float:
+        """Bytes that a fusion reads of a parameter, or of another name of it."""
         total = 0.0
         for user in fused:
-            if parameter.name not in user.operands:
+            if source.name not in user.operands:
                 continue
-            is_source = user.operands[0] == parameter.name
+            is_source = user.operands[0] == source.name
             if user.op in ("dynamic-slice", "gather", "slice") and is_source:
                 total += user.arrays[0].num_bytes
+            elif user.op == "bitcast" and not user.is_root:
+                total += self._taken(fused, user, whole)
             elif user.op == "fusion":
                 inner = self.program.computations[user.called("calls")]
-                place = user.operands.index(parameter.name)
-                total += self._read(inner, place, parameter)
+                parameter = inner.parameter(user.operands.index(source.name))
+                total += whole if parameter is None else self._taken(inner, parameter, whole)
             elif user.op not in ("dynamic-update-slice", "scatter") or not is_source:
                 return whole  # what is updated in place is not read
         return min(total, whole)
