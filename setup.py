@@ -16,7 +16,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mas_jax", "mas_jax.*"]),
-    package_data={"mas_jax": ["assets/*/*"], "mas_jax.agents": ["prompts/*/*", "*.json"]},
+    package_data={
+        "mas_jax": ["assets/*/*"],
+        "mas_jax.agents": ["prompts/*/*", "*.json"],
+        "mas_jax.planning": ["records/*.json", "records/table/*.json"],
+    },
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",

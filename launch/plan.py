@@ -1,7 +1,10 @@
 """What a run needs on TPUs, by their own compiler, before they are rented:
 `python launch/plan.py --config=configs/opd.py --topology=v5p:2x2x2`.
 
-Needs the extra `plan` (libtpu), no TPU. Every time is what the chips' peaks allow.
+With `--search` other meshes, rows a device and remat policies beside the config's; `--calibrate`
+plans two published runs instead, `--table` many models and slices (it goes on where it stopped).
+Needs the extra `plan` (libtpu), no TPU. Every time is what the chips' peaks allow, or is called
+calibrated. Ends with code 3 where something does not fit.
 """
 
 import sys
@@ -12,7 +15,8 @@ from rich.console import Console
 
 from mas_jax.config_rules import check_correction, validate
 from mas_jax.model import qwen3
-from mas_jax.planning import chips, compile_plan, compiler, report, run_programs
+from mas_jax.planning import calibration, chips, compile_plan, compiler, report, run_programs, table
+from mas_jax.planning import search as searching
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
 TOPOLOGY = flags.DEFINE_string("topology", "v5p:2x2x2", f"CHIP:SHAPE, of {sorted(chips.CHIPS)}")
@@ -21,7 +25,9 @@ STAGE = flags.DEFINE_string("stage", "", "a stage of the config; default: its la
 ONLY = flags.DEFINE_list("only", [], "programs to compile, such as gradients,engine")
 INPUT = flags.DEFINE_float("input_tokens", 9172, "read in an episode, on average")
 OUTPUT = flags.DEFINE_float("output_tokens", 697, "sampled in an episode, on average")
-flags.mark_flags_as_required(["config"])
+SEARCH = flags.DEFINE_integer("search", 0, "compile so many candidates, print the best")
+CALIBRATE = flags.DEFINE_bool("calibrate", False, "plan the published runs, write the record")
+TABLE = flags.DEFINE_bool("table", False, "plan the cells that have no record, print all")
 
 
 def model_of(name: str, checkpoint: str) -> qwen3.ModelConfig:
@@ -38,6 +44,18 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     compiler.start_compiler()
     config, console = CONFIG.value, Console(stderr=True)
+    if CALIBRATE.value:
+        records = [calibration.calibrate(published) for published in calibration.PUBLISHED]
+        calibration.keep(records)
+        print("\n".join(calibration.lines(records)))
+        return
+    if TABLE.value:
+        table.fill(console.print)
+        print(table.markdown())
+        return
+    if config is None:
+        raise app.UsageError("--config is missing; for example --config=configs/opd.py")
+    workload = compile_plan.Workload(INPUT.value, OUTPUT.value)
     try:
         validate(config, has_weights=False)
         check_correction(config)
@@ -54,7 +72,12 @@ def main(argv: list[str]) -> None:
             )
     except (ValueError, ModuleNotFoundError) as error:
         raise app.UsageError(str(error)) from error
-    workload = compile_plan.Workload(INPUT.value, OUTPUT.value)
+    if SEARCH.value:
+        found = searching.search(
+            config, model, place, stage, workload, most=SEARCH.value, say=console.print
+        )
+        print("\n".join(searching.lines(found, place)))
+        return
     phases = []
     with console.status("compiling") as status:
         for phase in compile_plan.make_plan(run, workload, only=tuple(ONLY.value)):
@@ -62,7 +85,8 @@ def main(argv: list[str]) -> None:
             console.print(f"{phase.name}: compiled in {phase.compile_s:.0f} s {phase.error}")
             status.update(f"compiling, {len(phases)} done")
     plan = compile_plan.Plan(run, workload, tuple(phases))
-    print(report.text(plan, steps=config.stages[stage].steps))
+    known = calibration.read_calibration(TOPOLOGY.value)
+    print(report.text(plan, steps=config.stages[stage].steps, calibration=known))
     sys.exit(0 if plan.fits else 3)
 
 

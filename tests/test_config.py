@@ -528,11 +528,18 @@ def test_a_row_that_compares_with_the_question_twice_is_an_error():
         ({"privileged.fields": ("answr",)}, "did you mean 'answer'"),
         ({"privileged.form": "xml"}, "privileged.form"),
         ({"train.view_length": 383}, "holds less than train.row_length=384"),
-        ({"stages.agent.team": "cascade"}, "set team='single', or view='none'"),
     ],
 )
 def test_a_branch_that_cannot_read_is_refused(changes, message, tmp_path):
     config = with_checkpoint(load("mapd_toy").get_config(), tmp_path)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
+        validate(config)
+
+
+def test_only_the_single_agent_has_such_a_branch(tmp_path):
+    config = with_checkpoint(load("toy_grpo_cascade").get_config(), tmp_path)
+    row = config.stages.grpo.programme.searcher
+    row.update(dict(view="privileged", divergence="reverse_kl", teacher="live"))
+    with pytest.raises(ValueError, match="set team='single', or view='none'"):
         validate(config)

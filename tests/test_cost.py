@@ -75,6 +75,28 @@ def test_a_fusion_reads_the_slice_that_it_takes_and_writes_the_slice_that_it_upd
     assert cost_of(both, others=SLICING).num_bytes == 4 * part + 8
 
 
+TWO_RESULTS = """
+%two (p0: bf16[1024,1024], p1: bf16[8,1024], p2: s32[]) -> (bf16[8,1024], bf16[1024,1024]) {
+  %p0 = bf16[1024,1024] parameter(0)
+  %p1 = bf16[8,1024] parameter(1)
+  %p2 = s32[] parameter(2)
+  %v = bf16[1024,1024] bitcast(%p0)
+  %u = bf16[1024,1024] dynamic-update-slice(%v, %p1, %p2, %p2)
+  ROOT %t = (bf16[8,1024], bf16[1024,1024]) tuple(%p1, %u)
+}
+"""
+
+
+def test_of_two_results_the_one_that_is_updated_in_place_costs_its_update():
+    part = 8 * 1024 * 2
+    body = (
+        "  %s = bf16[8,1024]{1,0:S(1)} copy(%n)\n  %z = s32[]{:S(2)} constant(0)\n"
+        "  ROOT %t = (bf16[8,1024], bf16[1024,1024]) fusion(%b, %s, %z), kind=kLoop, calls=%two"
+    )
+    cost = cost_of(body, others=TWO_RESULTS)
+    assert cost.num_bytes == 2 * part + 4  # and the copy reads a number
+
+
 SCATTERING = """
 %scattered (p0: bf16[1024,1024], p1: s32[8,1], p2: bf16[8,1024]) -> bf16[1024,1024] {
   %p0 = bf16[1024,1024] parameter(0)
@@ -218,6 +240,44 @@ def test_a_permutation_takes_its_longest_way():
     line = "  ROOT %p = bf16[1024,1024] collective-permute(%a), source_target_pairs={{0,1},{0,2}}"
     (permutation,) = cost_of(line).collectives.values()
     assert permutation.seconds == pytest.approx(2 * MB / 90e9)  # two links
+
+
+COPIED = (
+    "  %c = (bf16[1024,1024]{1,0:S(1)}, bf16[1024,1024], u32[]) copy-start(%a)\n"
+    "BETWEEN"
+    "  ROOT %d = bf16[1024,1024]{1,0:S(1)} copy-done(%c)"
+)
+IN_VMEM = "  %x = bf16[1024,1024]{1,0:S(1)} constant({...})\n"
+PRODUCT = (
+    "  %p = bf16[1024,1024]{1,0:S(1)} convolution(%x, %x), dim_labels=bf_io->bf\n"  # all in VMEM
+)
+
+
+def test_a_transfer_takes_the_bandwidth_that_computing_leaves():
+    copy_s, product_s = MB / 2765e9, 2 * 1024**3 / 459e12
+    alone = cost_of(COPIED.replace("BETWEEN", ""))
+    assert alone.seconds == pytest.approx(copy_s)
+    covered = cost_of(IN_VMEM + COPIED.replace("BETWEEN", PRODUCT))
+    assert covered.seconds == pytest.approx(product_s)
+    assert covered.num_bytes == MB
+    # what reads HBM all the time leaves nothing: sum of both
+    reading = "  %r = bf16[1024,1024]{1,0:S(1)} add(%a, %b)\n"
+    busy = cost_of(COPIED.replace("BETWEEN", reading))
+    assert busy.seconds == pytest.approx(copy_s + 2 * MB / 2765e9)
+
+
+def test_permutations_go_both_ways_around_a_ring_at_once():
+    line = (
+        "  %p{n} = (bf16[1024,1024], bf16[1024,1024]) collective-permute-start(%a), "
+        "source_target_pairs={pairs}\n"
+    )
+    ends = "  %e1 = bf16[1024,1024] collective-permute-done(%p1)\n"
+    ends += "  ROOT %e2 = bf16[1024,1024] collective-permute-done(%p2)"
+    one, other = "{{0,1},{1,2}}", "{{1,0},{2,1}}"
+    first = line.replace("{n}", "1").replace("{pairs}", one)
+    for pairs, times in ((other, 1), (one, 2)):
+        second = line.replace("{n}", "2").replace("{pairs}", pairs)
+        assert cost_of(first + second + ends).seconds == pytest.approx(times * MB / 90e9)
 
 
 def test_layers_more_cost_the_same_each():

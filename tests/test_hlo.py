@@ -38,8 +38,12 @@ metadata={op_name="jit(f)/while" stack_frame_id=3}
 CARRIED = "%limit = s32[] get-tuple-element(%p.1), index=2"
 
 
-def loop_of(limit: str = "%limit = s32[] constant(6)", step: int = 1, bound: str = "%n"):
+def loop_of(
+    limit: str = "%limit = s32[] constant(6)", step: int = 1, bound: str = "%n",
+    first: str = "constant(0)",
+):  # fmt: skip
     text = LOOP.replace("LIMIT", limit).replace("STEP", str(step)).replace("BOUND", bound)
+    text = text.replace("constant(0)", first)
     program = hlo.parse(text)
     return program, program.entry.instructions["loop"]
 
@@ -65,6 +69,9 @@ def test_instructions_have_their_arrays_operands_and_sources():
         ({"step": 4}, 2),  # the last turn is not a whole one
         ({"limit": CARRIED, "bound": "%seven"}, 7),
         ({"limit": CARRIED, "bound": "%n"}, None),  # data
+        ({"first": "constant(4)"}, 2),
+        ({"first": "constant(9)"}, 0),
+        ({"first": "negate(%n)"}, None),
     ],
 )
 def test_a_loop_turns_as_often_as_its_counter_needs(changes, turns):
@@ -77,6 +84,28 @@ def test_an_annotation_comes_first():
     note = 'body=%body, backend_config={"known_trip_count":{"n":"12"}}'
     program = hlo.parse(text.replace("body=%body", note))
     assert hlo.trip_count(program, program.entry, program.entry.instructions["loop"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("f32[3,100]{1,0:T(8,128)}", 8 * 128 * 4),
+        ("f32[100,3]{0,1:T(8,128)}", 8 * 128 * 4),  # the first dimension is the fast one
+        ("bf16[2,16,128]{2,1,0:T(8,128)(2,1)}", 2 * 16 * 128 * 2),
+        ("f32[5]{0:T(512)}", 512 * 4),
+        ("f32[5,7]{1,0}", 5 * 7 * 4),
+    ],
+)
+def test_a_tile_is_filled_up(text, stored):
+    program = hlo.parse(f"HloModule f\n\nENTRY %m () -> f32[] {{\n  ROOT %x = {text} copy(%y)\n}}")
+    assert program.entry.root.arrays[0].stored_bytes == stored
+
+
+def test_results_in_an_arguments_place_are_known():
+    head = "HloModule f, input_output_alias={ {0}: (0, {}, may-alias), {2}: (3, {}, may-alias) }, x"
+    body = "\n\nENTRY %m () -> f32[] {\n  ROOT %x = f32[] copy(%y)\n}"
+    assert hlo.parse(head + body).donated == {0, 2}
+    assert hlo.parse("HloModule f" + body).donated == frozenset()
 
 
 def test_what_is_no_program_is_an_error():

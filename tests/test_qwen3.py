@@ -183,6 +183,20 @@ def test_only_relative_positions_matter(params):
 # (iv) gradients, rematerialisation, precision
 
 
+def test_kept_matmuls_are_not_made_again(params):
+    tokens_BT = random_tokens((2, 8))
+
+    def matmuls(policy: str) -> int:
+        def total(p):
+            return jnp.sum(qwen3.hidden(p, TINY, tokens_BT, remat=policy, backend="reference"))
+
+        return str(jax.make_jaxpr(jax.grad(total))(params)).count("dot_general[")
+
+    # a layer has 7 products of weights, and attention's 2, which every policy makes again
+    assert matmuls("full") - matmuls("dots") >= 6
+    assert matmuls("dots") - matmuls("none") == 2
+
+
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_rematerialisation_changes_no_gradient_and_saves_memory(params, remat):
     tokens_BT = random_tokens((2, 16))

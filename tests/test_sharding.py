@@ -1,5 +1,8 @@
 """The table logical axis -> mesh axis, and the model on one against eight devices."""
 
+import dataclasses
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,3 +152,41 @@ def test_weight_decay_reaches_matrices_only():
     np.testing.assert_allclose(updates["layers"]["wq"], -0.5 * params["layers"]["wq"], rtol=1e-6)
     assert not np.asarray(updates["layers"]["attn_norm"]).any()
     assert not np.asarray(updates["final_norm"]).any()
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A device with a place in a slice."""
+
+    coords: tuple[int, ...]
+    process_index: int
+
+
+def chips_of(shape: tuple[int, ...], host: tuple[int, ...]) -> list[Chip]:
+    """In jax's order, the first coordinate fastest; a host holds a block of chips."""
+    hosts: dict[tuple[int, ...], int] = {}
+    found = []
+    for place in np.ndindex(*shape[::-1]):
+        block = tuple(at // size for at, size in zip(place[::-1], host, strict=True))
+        found.append(Chip(place[::-1], hosts.setdefault(block, len(hosts))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "host"),
+    [((2, 2, 2), (2, 2, 1)), ((4, 4), (2, 2)), ((8, 8), (2, 2)), ((4, 4, 4), (2, 2, 1))],
+)
+def test_a_ring_goes_from_neighbour_to_neighbour_and_host_to_host(shape, host):
+    devices = chips_of(shape, host)
+    found = sharding.ring(devices)
+    assert sorted(found, key=devices.index) == devices
+    for one, other in zip(found, found[1:] + found[:1], strict=True):
+        assert sum(abs(a - b) for a, b in zip(one.coords, other.coords, strict=True)) == 1
+    hosts = [one.process_index for one in found]
+    changes = sum(a != b for a, b in itertools.pairwise(hosts))
+    assert changes == len(set(hosts)) - 1  # none is left and entered again
+
+
+def test_where_there_is_no_ring_there_is_none():
+    assert sharding.ring(jax.devices()) is None
+    assert sharding.ring(chips_of((3, 3), (3, 3))) is None  # an odd number of squares

@@ -14,6 +14,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from mas_jax.model import attention, int8, param_table, sharding
 from mas_jax.model.model_config import PRESETS as PRESETS
@@ -22,6 +23,8 @@ from mas_jax.model.model_config import ModelConfig as ModelConfig
 from mas_jax.model.param_table import Params as Params
 from mas_jax.model.param_table import ParamSpec as ParamSpec
 from mas_jax.model.param_table import embedding, matrix, vector
+
+PRODUCT = "product"  # results of a layer's matmuls
 
 
 def _layer_specs(config: ModelConfig) -> dict[str, ParamSpec]:
@@ -167,6 +170,12 @@ def _matmul_bwd(spec, residuals, dout):
 _matmul.defvjp(_matmul_fwd, _matmul_bwd)
 
 
+def _product(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`_project` of any shapes, named so that `REMAT_POLICIES` can keep it: they see no matmul
+    inside a function with a gradient of its own."""
+    return checkpoint_name(_project(spec, x, weight), PRODUCT)
+
+
 def rotary_frequencies(config: ModelConfig) -> np.ndarray:
     """Angle in radians per position of each rotary pair, [H/2] float32.
 
@@ -230,7 +239,7 @@ def project_qkv(
     normed_BTD = rms_norm(x_BTD, layer["attn_norm"], eps=config.norm_eps)
 
     def _linear(weight: str, bias: str) -> jax.Array:
-        y = _project("BTD,DNH->BTNH", normed_BTD, layer[weight])
+        y = _product("BTD,DNH->BTNH", normed_BTD, layer[weight])
         return y + layer[bias].astype(dtype) if config.qkv_bias else y
 
     if "wqkv" in layer:
@@ -248,22 +257,22 @@ def finish_layer(
     layer: Params, config: ModelConfig, x_BTD: jax.Array, attended_BTNH: jax.Array
 ) -> jax.Array:
     """Second half of a layer: output projection and gated feed-forward, residuals; [B, T, D]."""
-    x_BTD = x_BTD + _project("BTNH,NHD->BTD", attended_BTNH, layer["wo"])
+    x_BTD = x_BTD + _product("BTNH,NHD->BTD", attended_BTNH, layer["wo"])
     normed_BTD = rms_norm(x_BTD, layer["ffw_norm"], eps=config.norm_eps)
     if "w_gate_up" in layer:
-        both_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_gate_up"])
+        both_BTF = _product("BTD,DF->BTF", normed_BTD, layer["w_gate_up"])
         gate_BTF, up_BTF = jnp.split(both_BTF, 2, axis=2)
     else:
-        gate_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_gate"])
-        up_BTF = _project("BTD,DF->BTF", normed_BTD, layer["w_up"])
+        gate_BTF = _product("BTD,DF->BTF", normed_BTD, layer["w_gate"])
+        up_BTF = _product("BTD,DF->BTF", normed_BTD, layer["w_up"])
     inner_BTF = _swiglu(gate_BTF, up_BTF)
-    return x_BTD + _project("BTF,FD->BTD", inner_BTF, layer["w_down"])
+    return x_BTD + _product("BTF,FD->BTD", inner_BTF, layer["w_down"])
 
 
 # norms and the gate are recomputed under every policy: reading them back would cost more
 REMAT_POLICIES = {
     "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -207,6 +207,10 @@ def _finish_gradient(axes: Axes, student: Head, gradient) -> tuple[jax.Array, ja
             dunembed_VD = jax.lax.psum_scatter(dunembed_VD, axis, scatter_dimension=1, tiled=True)
         else:
             dunembed_VD = jax.lax.psum(dunembed_VD, axis)
+    if axes.batch:
+        # XLA for TPUs (libtpu 0.0.52) fails on an untied head otherwise, where it tries to move the
+        # sum over devices out of the loop that adds up micro-batches
+        dunembed_VD = jax.lax.optimization_barrier(dunembed_VD)
     dhidden_BTD = dhidden_XD.reshape(student.hidden_BTD.shape)
     return dhidden_BTD, dunembed_VD.astype(student.unembed_VD.dtype)
 

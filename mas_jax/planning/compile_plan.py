@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mas_jax.model import qwen3
-from mas_jax.planning import compiler, run_programs
-from mas_jax.planning.chips import Slice
+from mas_jax.planning import compiler, memory, run_programs, worker
+from mas_jax.planning.chips import GIB, Slice
 from mas_jax.planning.cost import Cost, Kernel, Kernels, Reader, extrapolated
-from mas_jax.planning.hlo import HBM, Instruction
+from mas_jax.planning.hlo import HBM, Instruction, Program
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Phase:
     """One program in a step. runs: how often in a step, each costing `cost` on a device.
 
     hbm_bytes: everything alive on a device meanwhile. tokens: of one run over the slice.
-    model_flops: of one run over the slice, what the mathematics needs (METHODS 8.5).
-    error: why it could not be compiled, "" else.
+    model_flops: of one run over the slice, what the mathematics needs (METHODS 8.5). needed_bytes:
+    that a device must read from HBM at least; of decoding. compile_s: 0 where another phase's
+    program serves. error: why it could not be compiled, "" else.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Phase:
     model_flops: float
     compile_s: float
     error: str = ""
+    needed_bytes: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -59,6 +61,11 @@ class Phase:
         """Model FLOPs over what the chips could do in that time."""
         peak = place.peak_flops * len(place.devices)
         return self.model_flops / (peak * self.cost.seconds) if self.cost.seconds else 0.0
+
+    def roof_frac(self, place: Slice) -> float:
+        """Of its time, what reading the bytes that it needs would take; 0 where nobody counted."""
+        roof = self.needed_bytes / place.hbm_bandwidth
+        return roof / self.cost.seconds if self.cost.seconds else 0.0
 
     @property
     def exposed_frac(self) -> float:
@@ -104,21 +111,35 @@ class Plan:
         return steps * self.step_s / 3600 * self.run.place.num_chips
 
 
-def matmul_params(config: qwen3.ModelConfig) -> float:
-    """Parameters in matmuls, one head included, the embedding lookup not."""
+def layer_params(config: qwen3.ModelConfig) -> float:
+    """Parameters in the matmuls of all layers."""
     layer = config.model_dim * (
         (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim + 3 * config.ffw_dim
     )
-    return float(config.num_layers * layer + config.vocab_size * config.model_dim)
+    return float(config.num_layers * layer)
 
 
-def forward_flops(config: qwen3.ModelConfig, rows: float, length: float) -> float:
-    """Model FLOPs of a forward pass over full rows: matmuls and the causal half of attention.
+def head_params(config: qwen3.ModelConfig) -> float:
+    """Parameters of the output head."""
+    return float(config.vocab_size * config.model_dim)
+
+
+def matmul_params(config: qwen3.ModelConfig) -> float:
+    """Parameters in matmuls, one head included, the embedding lookup not."""
+    return layer_params(config) + head_params(config)
+
+
+def forward_flops(
+    config: qwen3.ModelConfig, rows: float, length: float, *, scored_frac: float
+) -> float:
+    """Model FLOPs of a forward pass over full rows: matmuls and the causal half of attention; the
+    head on the share of tokens that are scored.
 
     Source: METHODS 8.5; backward is twice as much.
     """
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * length**2
-    return rows * (2 * matmul_params(config) * length + attention)
+    matmuls = layer_params(config) + scored_frac * head_params(config)
+    return rows * (2 * matmuls * length + attention)
 
 
 def splash_kernels(config: qwen3.ModelConfig, length: int) -> Kernels:
@@ -167,15 +188,17 @@ def paged_kernels(
 def make_plan(
     run: run_programs.Run, workload: Workload, *, only: tuple[str, ...] = ()
 ) -> Iterator[Phase]:
-    """The phases of a step, each as soon as it is compiled.
+    """The phases of a step, each as soon as its program is there.
 
     only: of `run.program_names`, () for all.
     """
-    for name in run.lower:
-        if not only or name in only:
-            yield _training(run, name, workload)
-    if not only or "engine" in only:
-        yield from _engine(run, workload)
+    held, names = sum(run.held.values()), [n for n in run.program_names if not only or n in only]
+    if held > run.place.hbm_bytes:  # nothing to compile for: no program has room
+        words = f"{held / GIB:.1f} GiB are held by the run itself"
+        yield from (Phase(name, 1.0, Cost(), held, 0.0, 0.0, 0.0, words) for name in names)
+        return
+    for name in names:
+        yield from _engine(run, workload) if name == "engine" else _training(run, name, workload)
 
 
 def num_episodes(run: run_programs.Run) -> int:
@@ -190,84 +213,127 @@ def num_micro(run: run_programs.Run, workload: Workload) -> int:
     return math.ceil(tokens / (t.micro_rows * t.row_length))
 
 
-def _training(run: run_programs.Run, name: str, workload: Workload) -> Phase:
-    """Scores, gradients, the optimizer or the resharding."""
-    t, held = run.config.train, sum(run.held.values())
-    micro = num_micro(run, workload)
-    tokens_micro = t.micro_rows * t.row_length
-    learned = workload.output_tokens / (workload.input_tokens + workload.output_tokens)
-    on_device = tokens_micro * learned / (run.mesh.shape["data"] * run.mesh.shape["fsdp"])
-    is_pass = name == "gradients" or name.startswith("score")
-    passes = {"gradients": 3.0}.get(name, 1.0) * micro if is_pass else 0.0
-    model_flops = passes * forward_flops(run.model, t.micro_rows, t.row_length)
-    runs = t.updates_per_batch if name in ("gradients", "optimizer") else 1
-    tokens = micro * tokens_micro if is_pass else 0.0
+def _training(run: run_programs.Run, name: str, workload: Workload) -> Iterator[Phase]:
+    """Scores, gradients, the optimizer or the resharding, and what else the same program does: the
+    score of the start, and each role's own gradient every some steps."""
+    t, micro = run.config.train, num_micro(run, workload)
+    runs = t.updates_per_batch if name in ("gradients", "optimizer") else 1.0
+    if name == "gae":  # compiled for fewer micro-batches; each costs the same
+        runs = micro / run_programs.NUM_MICRO
+    some = math.ceil(t.drift_frac * micro)
+    uses = [(name, runs, some if name == run_programs.START else micro)]
+    scores = [n for n in run.lower if n.startswith("score")]
+    if some and scores and name == scores[0] != run_programs.START:
+        uses.append((run_programs.START, 1.0, some))
+    if name == "gradients" and t.role_gradient_interval:
+        uses.append(("each role's gradient", run.num_roles / t.role_gradient_interval, micro))
     try:
-        compiled = compiler.compile_for_tpu(run.lower[name]())
+        program, seconds = worker.optimised(run, name)
     except compiler.DoesNotFit as error:
-        needed = max(held, error.needed)  # the compiler's figure has the arguments in it
-        return Phase(name, runs, Cost(), needed, tokens, model_flops, 0.0, str(error))
+        yield _without_room(run, name, runs, error)
+        return
+    peak = memory.peak_bytes(program)
+    for use, often, turns in uses:
+        yield _use(run, workload, program, peak, (use, often, turns, seconds))
+        seconds = 0.0
+
+
+def _without_room(
+    run: run_programs.Run, name: str, runs: float, error: compiler.DoesNotFit
+) -> Phase:
+    """A phase that the compiler found no room for, alone or beside what the run holds."""
+    held = sum(run.held.values())
+    needed = max(held, error.needed) if error.with_arguments else held + error.needed
+    return Phase(name, runs, Cost(), needed, 0.0, 0.0, 0.0, str(error))
+
+
+def _use(
+    run: run_programs.Run, workload: Workload, program: Program, peak: float,
+    use: tuple[str, float, int, float],
+) -> Phase:  # fmt: skip
+    """The phase (name, runs, micro-batches of a run, seconds of compiling) that a program makes."""
+    name, runs, micro, seconds = use
+    t = run.config.train
+    learned = workload.output_tokens / (workload.input_tokens + workload.output_tokens)
+    batch_parts = run.mesh.shape["data"] * run.mesh.shape["fsdp"]
+    tokens_micro = t.micro_rows * t.row_length
     reader = Reader(
-        compiled.program, run.place, run.coords,
+        program, run.place, run.coords,
         turns={
             "jit(_score)/while": micro, "jit(_gradients)/while": micro,
-            "shard_map/while": math.ceil(on_device / t.chunk),
+            "shard_map/while": math.ceil(tokens_micro * learned / batch_parts / t.chunk),
         },
         kernels=splash_kernels(run.model, t.row_length),
     )  # fmt: skip
-    m = compiled.memory
+    is_pass = "gradient" in name or name.startswith("score")
+    passes = micro * (3.0 if "gradient" in name else 1.0) if is_pass else 0.0
+    flops = passes * forward_flops(run.model, t.micro_rows, t.row_length, scored_frac=learned)
     # eight arrays of a batch, whose micro-batches are filled up to a power of two
-    micro_rows = (1 << (micro - 1).bit_length()) * t.micro_rows
-    rows = micro_rows / (run.mesh.shape["data"] * run.mesh.shape["fsdp"]) if is_pass else 0
+    rows = (1 << (micro - 1).bit_length()) * t.micro_rows / batch_parts if is_pass else 0
     batch = 8 * 4 * rows * t.row_length
     gradient = run.held["weights"] if name == "optimizer" else 0.0
-    hbm = held + m.temporaries + m.results + m.code + batch + gradient
-    return Phase(name, runs, reader.cost(), hbm, tokens, model_flops, compiled.seconds)
+    hbm = sum(run.held.values()) + peak + batch + gradient
+    tokens = micro * tokens_micro if is_pass else 0.0
+    return Phase(name, runs, reader.cost(), hbm, tokens, flops, seconds)
 
 
 def _engine(run: run_programs.Run, workload: Workload) -> Iterator[Phase]:
     """The engine's one program as its two kinds of work: a pass over a full budget of prompts, and
-    one more token of every row.
+    one more token of every row; and a validation's share of a step.
 
     Its layers are unrolled, so it is compiled with one and with two of them.
     """
-    s, held, model = run.settings, sum(run.held.values()), run.model
-    prefill_tokens = s.prefill_blocks * s.page_size
-    episodes = num_episodes(run) / run.num_engines
-    prefills = episodes * workload.input_tokens / prefill_tokens
-    # each pass gives every row a token too
-    decodes = max(0.0, episodes * workload.output_tokens / s.decode_rows - prefills)
+    s, held, model, t = run.settings, sum(run.held.values()), run.model, run.config.train
     try:
-        compiled = [
-            compiler.compile_for_tpu(run_programs.lower_engine(run, layers)) for layers in (1, 2)
-        ]
+        (one, one_s), (two, two_s) = (worker.optimised(run, "engine", n) for n in (1, 2))
     except compiler.DoesNotFit as error:
-        for name, runs in (("prefill", prefills), ("decode", decodes)):
-            needed = max(held, error.needed)
-            yield Phase(name, runs, Cost(), needed, 0.0, 0.0, 0.0, str(error))
+        yield _without_room(run, "engine", 1.0, error)
         return
-    context = min(workload.context, s.context)
+    first, both = (_engine_cost(run, workload, (one, two), steps) for steps in (0, 1))
+    again = both.plus(first, -1.0)
+    hbm = held + memory.peak_bytes(two)
+    prefill_tokens = s.prefill_blocks * s.page_size
+    context, parts = min(workload.context, s.context), run.sampler_mesh.shape["tensor"]
+    attended = 4 * model.num_layers * model.num_heads * model.head_dim * context
+    item = 2 if s.dtype == "bfloat16" else 4
+    kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * s.decode_rows * context
+
+    def _runs(episodes: float) -> tuple[float, float]:
+        prefills = episodes * workload.input_tokens / prefill_tokens / run.num_engines
+        decodes = episodes * workload.output_tokens / s.decode_rows / run.num_engines
+        return prefills, max(0.0, decodes - prefills)  # each pass gives every row a token too
+
+    def _flops(tokens: float, drawn: float) -> float:  # the engines all do the same at once
+        matmuls = 2 * (tokens * layer_params(model) + drawn * head_params(model))
+        return run.num_engines * (matmuls + tokens * attended)
+
+    prefills, decodes = _runs(num_episodes(run))
+    tokens = prefill_tokens + s.decode_rows
+    flops = _flops(tokens, s.decode_rows + s.prefill_blocks)
+    all_tokens = float(tokens * run.num_engines)
+    yield Phase("prefill", prefills, first, hbm, all_tokens, flops, one_s + two_s)
+    rows, needed = s.decode_rows, item * (matmul_params(model) + kv) / parts
+    yield Phase(
+        "decode", decodes, again, hbm, float(rows * run.num_engines), _flops(rows, rows), 0.0,
+        needed_bytes=needed,
+    )  # fmt: skip
+    if t.validation_interval:
+        prefills, decodes = _runs(t.validation_questions * t.validation_runs)
+        cost = Cost().plus(first, prefills).plus(again, decodes)
+        yield Phase("validation", 1.0 / t.validation_interval, cost, hbm, 0.0, 0.0, 0.0)
+
+
+def _engine_cost(
+    run: run_programs.Run, workload: Workload, programs: tuple[Program, Program], steps: int
+) -> Cost:
+    """Of the engine's pass and so many tokens more, from programs of one and two layers."""
+    s, model = run.settings, run.model
     kernels = paged_kernels(
-        model, context=context, parts=run.sampler_mesh.shape["tensor"],
+        model, context=min(workload.context, s.context), parts=run.sampler_mesh.shape["tensor"],
         rows=s.decode_rows + s.prefill_blocks, itemsize=2 if s.dtype == "bfloat16" else 4,
     )  # fmt: skip
-
-    def _cost(steps: float) -> Cost:
-        one, two = (
-            Reader(c.program, run.place, run.sampler_coords, {"jit(_run)/while": steps}, kernels)
-            for c in compiled
-        )
-        return extrapolated(one.cost(), two.cost(), model.num_layers)
-
-    first, both = _cost(0), _cost(1)
-    memory = compiled[1].memory
-    hbm = held + memory.temporaries + memory.results + memory.code
-    compile_s = sum(c.seconds for c in compiled)
-    attended = 4 * model.num_layers * model.num_heads * model.head_dim * context
-    for name, runs, cost, tokens in (
-        ("prefill", prefills, first, prefill_tokens + s.decode_rows),
-        ("decode", decodes, both.plus(first, -1.0), s.decode_rows),
-    ):
-        all_tokens = float(tokens * run.num_engines)  # the engines all do the same at once
-        flops = all_tokens * (2 * matmul_params(model) + attended)
-        yield Phase(name, runs, cost, hbm, all_tokens, flops, compile_s)
+    one, two = (
+        Reader(program, run.place, run.sampler_coords, {"jit(_run)/while": steps}, kernels).cost()
+        for program in programs
+    )
+    return extrapolated(one, two, model.num_layers)

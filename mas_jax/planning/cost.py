@@ -14,6 +14,7 @@ import numpy as np
 
 from mas_jax.planning.chips import Slice
 from mas_jax.planning.hlo import HBM, Computation, Instruction, Program, trip_count
+from mas_jax.planning.timeline import Timeline
 
 COLLECTIVES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
@@ -21,9 +22,11 @@ COLLECTIVES = (
 # no work of the device: names, views, and the ends of what an earlier line began
 FREE = frozenset(
     ["parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call",
-     "conditional", "after-all", "partition-id", "replica-id", "iota", "copy-done", "async-done",
-     "async-update", "opt-barrier", "add-dependency"]
+     "conditional", "after-all", "partition-id", "replica-id", "iota", "async-update",
+     "opt-barrier", "add-dependency", "custom-call-start"]
 )  # fmt: skip
+# transfers that go on while later lines compute; "call-start" is a gather or scatter by SparseCores
+TRANSFERS = frozenset(["copy-start", "slice-start", "dynamic-slice-start", "call-start"])
 
 
 @dataclass(frozen=True)
@@ -130,44 +133,48 @@ class Reader:
     # one computation after another
 
     def _run(self, computation: Computation, times: float, cost: Cost) -> None:
-        """Adds what a computation costs that runs so many times, a collective in its place between
-        the others: it begins when the links are free and is waited for at its end."""
-        clock, links_free, ends = 0.0, 0.0, {}
+        """Adds what a computation costs that runs so many times."""
+        time = Timeline()
         for one in computation:
             for inner, often in self._inner(computation, one):
                 if not often:
                     continue
-                before = cost.seconds
+                seconds, num_bytes = cost.seconds, cost.num_bytes
                 self._run(inner, times * often, cost)
-                clock += (cost.seconds - before) / times
-            kind = self._collective(one)
-            if kind:
-                num_bytes, seconds, group = self._wire(kind, one)
-                start = max(clock, links_free)
-                links_free = start + seconds
-                ends[one.name] = (kind, group, num_bytes, seconds, links_free)
+                memory_s = (cost.num_bytes - num_bytes) / self.place.hbm_bandwidth
+                time.work((cost.seconds - seconds) / times, memory_s / times)
+            if kind := self._collective(one):
+                time.send(one.name, _lane(one), kind, *self._wire(kind, one))
                 if one.op == kind:  # waited for at once
-                    clock = self._wait(cost, ends.pop(one.name), clock, times)
-            elif one.op.endswith("-done") and one.operands and one.operands[0] in ends:
-                clock = self._wait(cost, ends.pop(one.operands[0]), clock, times)
-            elif one.op not in FREE and not one.op.endswith("-done"):
+                    self._wait(time, one.name, times, cost)
+            elif one.op in TRANSFERS:
+                _, num_bytes = self._work(computation, one)
+                cost.num_bytes += times * num_bytes
+                time.transfers[one.name] = num_bytes / self.place.hbm_bandwidth
+            elif one.op.endswith("-done"):
+                self._wait(time, one.operands[0] if one.operands else "", times, cost)
+            elif one.op not in FREE:
                 flops, num_bytes = self._work(computation, one)
-                seconds = max(flops / self.place.peak_flops, num_bytes / self.place.hbm_bandwidth)
+                memory_s = num_bytes / self.place.hbm_bandwidth
+                seconds = max(flops / self.place.peak_flops, memory_s)
                 cost.flops += times * flops
                 cost.num_bytes += times * num_bytes
                 cost.busy_s += times * seconds
-                clock += seconds
-        for left in ends.values():
-            clock = self._wait(cost, left, clock, times)
+                time.work(seconds, memory_s)
+        for name in (*time.sent, *time.transfers):
+            self._wait(time, name, times, cost)
 
     @staticmethod
-    def _wait(cost: Cost, collective: tuple, clock: float, times: float) -> float:
-        kind, group, num_bytes, seconds, end = collective
-        exposed = max(0.0, end - clock)
-        key = (kind, group)
-        known = cost.collectives.get(key, Collective(kind, group))
-        cost.collectives[key] = known.plus(times, num_bytes, seconds, exposed)
-        return max(clock, end)
+    def _wait(time: Timeline, name: str, times: float, cost: Cost) -> None:
+        """Waits for a collective or a transfer; nothing else is waited for."""
+        if name in time.transfers:
+            cost.busy_s += times * time.receive(name)
+        elif name in time.sent:
+            kind, num_bytes, seconds, group, end = time.sent.pop(name)
+            exposed = max(0.0, end - time.clock)
+            known = cost.collectives.get((kind, group), Collective(kind, group))
+            cost.collectives[kind, group] = known.plus(times, num_bytes, seconds, exposed)
+            time.work(exposed, 0.0)
 
     def _inner(self, computation: Computation, one: Instruction) -> list[tuple[Computation, float]]:
         """Computations that an instruction runs in its place, and how often."""
@@ -243,8 +250,10 @@ class Reader:
                 return kernel.flops, kernel.num_bytes
             if "AllocateBuffer" in one.attributes or "AssumeGather" in one.attributes:
                 return 0.0, 0.0
-        if one.op in ("copy-start", "slice-start", "dynamic-slice-start"):
+        if one.op in ("copy-start", "slice-start"):
             return 0.0, sum(a.num_bytes for a in one.arrays[:2] if a.space == HBM)
+        if one.op in TRANSFERS:  # they read as much as they give, whatever they take it from
+            return 0.0, 2.0 * max((a.num_bytes for a in one.arrays[-2:]), default=0)
         operands = [computation.instructions[name] for name in one.operands]
         if one.op == "fusion":
             return self._fusion(one, operands)
@@ -261,15 +270,24 @@ class Reader:
         an operand that it updates in place."""
         fused = self.program.computations[one.called("calls")]
         read = sum(self._read(fused, number, operand) for number, operand in enumerate(operands))
-        return self._fused_flops(fused), read + self._written(fused, _hbm(one))
+        whole = [float(a.num_bytes if a.space == HBM else 0) for a in one.arrays]
+        return self._fused_flops(fused), read + self._written(fused, whole)
 
-    def _written(self, fused: Computation, whole: float) -> float:
-        """Bytes that a fusion writes: its result, or the updates of what it changes in place."""
-        root = fused.root
+    def _written(self, fused: Computation, whole: Sequence[float]) -> float:
+        """Bytes that a fusion writes: its results, or the updates of what it changes in place.
+        whole: of each result."""
+        roots = [fused.root]
+        if fused.root.op == "tuple":
+            roots = [fused.instructions[name] for name in fused.root.operands]
+        return sum(
+            self._updates(fused, root, size) for root, size in zip(roots, whole, strict=False)
+        )
+
+    def _updates(self, fused: Computation, root: Instruction, whole: float) -> float:
         while root.op in ("bitcast", "copy", "convert", "reshape"):
             root = fused.instructions[root.operands[0]]
         if root.op == "fusion":
-            return self._written(self.program.computations[root.called("calls")], whole)
+            return self._written(self.program.computations[root.called("calls")], [whole])
         place = {"dynamic-update-slice": 1, "scatter": -1}.get(root.op)
         if place is None or not whole:
             return whole
@@ -281,17 +299,23 @@ class Reader:
         parameter = fused.parameter(number)
         if not whole or parameter is None:
             return whole
+        return self._taken(fused, parameter, whole)
+
+    def _taken(self, fused: Computation, source: Instruction, whole: float) -> float:
+        """Bytes that a fusion reads of a parameter, or of another name of it."""
         total = 0.0
         for user in fused:
-            if parameter.name not in user.operands:
+            if source.name not in user.operands:
                 continue
-            is_source = user.operands[0] == parameter.name
+            is_source = user.operands[0] == source.name
             if user.op in ("dynamic-slice", "gather", "slice") and is_source:
                 total += user.arrays[0].num_bytes
+            elif user.op == "bitcast" and not user.is_root:
+                total += self._taken(fused, user, whole)
             elif user.op == "fusion":
                 inner = self.program.computations[user.called("calls")]
-                place = user.operands.index(parameter.name)
-                total += self._read(inner, place, parameter)
+                parameter = inner.parameter(user.operands.index(source.name))
+                total += whole if parameter is None else self._taken(inner, parameter, whole)
             elif user.op not in ("dynamic-update-slice", "scatter") or not is_source:
                 return whole  # what is updated in place is not read
         return min(total, whole)
@@ -303,6 +327,12 @@ class Reader:
             if one.op == "fusion":
                 total += self._fused_flops(self.program.computations[one.called("calls")])
         return total
+
+
+def _lane(one: Instruction) -> str:
+    """Permutations of other pairs go other ways around a ring at once; the rest takes all links."""
+    found = re.search(r"source_target_pairs=\{(.*?)\}\}", one.attributes)
+    return found[1] if found else ""
 
 
 def _hbm(one: Instruction) -> float:

@@ -28,6 +28,7 @@ class Array:
     dtype: str
     shape: tuple[int, ...]
     space: int
+    layout: str = ""
 
     @property
     def size(self) -> int:
@@ -38,6 +39,20 @@ class Array:
     def num_bytes(self) -> int:
         """Bytes without padding."""
         return self.size * ITEM_BITS.get(self.dtype, 32) // 8
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes with the padding of its layout's first tile: {1,0:T(8,128)} fills the last two
+        dimensions up to multiples of 8 and 128."""
+        order, _, tiling = self.layout.partition(":")
+        tile = re.search(r"T\(([\d,]+)\)", tiling)
+        if not tile or not self.shape:
+            return self.num_bytes
+        sizes = [self.shape[int(d)] for d in order.split(",")]  # fastest first
+        for place, unit in enumerate(reversed([int(t) for t in tile[1].split(",")])):
+            if place < len(sizes):
+                sizes[place] = -(-sizes[place] // unit) * unit
+        return prod(sizes) * ITEM_BITS.get(self.dtype, 32) // 8
 
 
 @dataclass(frozen=True)
@@ -90,10 +105,12 @@ class Computation:
 
 @dataclass(frozen=True)
 class Program:
-    """All computations by name, and the one that runs."""
+    """All computations by name, the one that runs, and which of its results lie in the place of an
+    argument that is used up."""
 
     computations: Mapping[str, Computation]
     entry: Computation
+    donated: frozenset[int] = frozenset()
 
 
 def _matching(text: str, start: int) -> int:
@@ -111,7 +128,7 @@ def _arrays(text: str) -> tuple[Array, ...]:
     for dtype, sizes, layout in _ARRAY.findall(text):
         space = re.search(r"S\((\d+)\)", layout)
         shape = tuple(int(size) for size in sizes.split(",") if size)
-        found.append(Array(dtype, shape, int(space[1]) if space else HBM))
+        found.append(Array(dtype, shape, int(space[1]) if space else HBM, layout))
     return tuple(found)
 
 
@@ -147,14 +164,21 @@ def parse(text: str) -> Program:
             current.instructions[one.name] = one
     if entry is None:
         raise ValueError(f"no entry computation in a text of {len(text)} characters")
-    return Program(computations, entry)
+    return Program(computations, entry, _donated(text))
+
+
+def _donated(text: str) -> frozenset[int]:
+    """Results in an argument's place: input_output_alias={ {0}: (0, {}, may-alias), ... }."""
+    header = text[: text.find("\n")]
+    found = re.search(r"input_output_alias=\{(.*?\)) \}", header)
+    return frozenset(int(place) for place in re.findall(r"\{(\d+)\}:", found[1] if found else ""))
 
 
 def trip_count(program: Program, caller: Computation, loop: Instruction) -> int | None:
     """How often a while loop turns; None where that is data.
 
-    Read off the annotation, or off a condition `counter < bound` whose counter starts at 0 and
-    grows by a constant, and whose bound is a constant that may be carried through the loop.
+    Read off the annotation, or off a condition `counter < bound` whose counter starts at a constant
+    and grows by one, and whose bound is a constant that may be carried through the loop.
     """
     known = re.search(r'known_trip_count[^}]*?"n":"(\d+)"', loop.attributes)
     if known:
@@ -168,11 +192,14 @@ def trip_count(program: Program, caller: Computation, loop: Instruction) -> int 
     start = caller.instructions.get(loop.operands[0])
     if limit is None and carried is not None and start is not None and start.op == "tuple":
         limit = _value(caller, start.operands[carried])
-    if limit is None or counter is None:
+    first = None
+    if counter is not None and start is not None and start.op == "tuple":
+        first = _value(caller, start.operands[counter])
+    if limit is None or counter is None or first is None:
         return None
     body = program.computations[loop.called("body")]
     step = _step(body, body.root.operands[counter], counter)
-    return None if not step else -(-limit // step)
+    return None if not step else max(0, -(-(limit - first) // step))
 
 
 def _compared(program: Program, condition: Computation) -> tuple[list[str], str]:

@@ -3,6 +3,7 @@
 Must not know: how anything was found out.
 """
 
+from mas_jax.planning.calibration import Calibration
 from mas_jax.planning.chips import GIB
 from mas_jax.planning.compile_plan import Phase, Plan
 
@@ -15,13 +16,14 @@ KNOBS = {
     "the sampler's weights": "a larger mesh.tensor, or engine.weights=int8",
     "page pool": "fewer engine.num_pages, or a larger mesh.tensor",
 }
+OTHER_KNOB = "a larger train.mesh.fsdp"
 PROGRAM_KNOBS = (
     "train.micro_rows no more than one row a device, a shorter train.row_length, "
     "train.remat=full, a smaller train.chunk, or a larger train.mesh.tensor"
 )
 COLUMNS = (
     "phase", "runs", "HBM GiB", "TFLOP", "GB", "ICI GB", "wait %", "longest %", "seconds",
-    "share %", "tokens/s/chip", "bound_mfu",
+    "share %", "tokens/s/chip", "bound_mfu", "roof %",
 )  # fmt: skip
 
 
@@ -33,19 +35,20 @@ def rows(plan: Plan) -> list[list[str]]:
         moved = sum(c.num_bytes for c in p.cost.collectives.values())
         rate = p.tokens / p.cost.seconds / place.num_chips if p.cost.seconds else 0.0
         lines.append([
-            p.name, f"{p.runs:.0f}", f"{p.hbm_bytes / GIB:.1f}", f"{p.cost.flops / 1e12:.2f}",
+            p.name, f"{p.runs:.3g}", f"{p.hbm_bytes / GIB:.1f}", f"{p.cost.flops / 1e12:.2f}",
             f"{p.cost.num_bytes / 1e9:.2f}", f"{moved / 1e9:.2f}",
             f"{100 * p.cost.exposed_s / p.cost.seconds:.0f}" if p.cost.seconds else "-",
             f"{100 * p.exposed_frac:.0f}" if p.cost.seconds else "-",
             f"{p.seconds:.2f}", f"{100 * p.seconds / total:.0f}" if total else "-",
             f"{rate:,.0f}" if p.tokens else "-",
             f"{p.bound_mfu(place):.2f}" if p.model_flops and p.cost.seconds else "-",
+            f"{100 * p.roof_frac(place):.0f}" if p.needed_bytes else "-",
         ])  # fmt: skip
     return lines
 
 
-def text(plan: Plan, *, steps: int) -> str:
-    """The table, the totals, and what to change where something does not fit."""
+def text(plan: Plan, *, steps: int, calibration: Calibration | None) -> str:
+    """The table, the totals, an estimate, and what to change where something does not fit."""
     table = [list(COLUMNS), *rows(plan)]
     widths = [max(len(line[i]) for line in table) for i in range(len(COLUMNS))]
     lines = [
@@ -68,7 +71,25 @@ def text(plan: Plan, *, steps: int) -> str:
         f"{plan.questions_per_hour:,.0f} questions an hour, and {steps} steps "
         f"{plan.chip_hours(steps):,.0f} chip-hours; a real run takes longer",
     ]
+    if calibration and plan.step_s:
+        lines.append(estimate(plan, steps=steps, calibration=calibration))
     return "\n".join(lines + advice(plan))
+
+
+def estimate(plan: Plan, *, steps: int, calibration: Calibration) -> str:
+    """What a real run may reach, if it reaches the same part of its bound as a measured one."""
+    place, ratio = plan.run.place, calibration.ratio
+    mfus = ", ".join(
+        f"{phase.name} {ratio * phase.bound_mfu(place):.2f}"
+        for phase in plan.phases
+        if phase.name.startswith(("score of", "gradients")) and phase.model_flops and phase.seconds
+    )
+    return (
+        f"calibrated (an estimate: {ratio:.2f} of the bound, as {calibration.source} reached): "
+        f"a step takes {plan.step_s / ratio:.1f} s, {ratio * plan.questions_per_hour:,.0f} "
+        f"questions an hour, {steps} steps {plan.chip_hours(steps) / ratio:,.0f} chip-hours"
+        + (f"; MFU {mfus}" if mfus else "")
+    )
 
 
 def by_size(plan: Plan) -> list[tuple[str, float]]:
@@ -77,8 +98,19 @@ def by_size(plan: Plan) -> list[tuple[str, float]]:
 
 
 def advice(plan: Plan) -> list[str]:
-    """One line for each phase that does not fit: by how much, which tensors, which settings."""
-    return [_advice(plan, phase) for phase in plan.phases if not plan.has_room(phase)]
+    """What does not fit: by how much, which tensors, which settings. One line a phase, or one for
+    all where the run's own arrays are too many already."""
+    held, room = sum(plan.run.held.values()), plan.run.place.hbm_bytes
+    if held <= room:
+        return [_advice(plan, phase) for phase in plan.phases if not plan.has_room(phase)]
+    knobs = [
+        f"{name} ({size / GIB:.1f} GiB): try {KNOBS.get(name, OTHER_KNOB)}"
+        for name, size in by_size(plan)[:3]
+    ]
+    return [
+        f"DOES NOT FIT: the run itself holds {held / GIB:.1f} GiB a device, "
+        f"{(held - room) / GIB:.1f} too many; most of it is " + "; ".join(knobs)
+    ]
 
 
 def _advice(plan: Plan, phase: Phase) -> str:
@@ -90,7 +122,7 @@ def _advice(plan: Plan, phase: Phase) -> str:
         what, knob = f"its own work ({own / GIB:.1f} GiB)", PROGRAM_KNOBS
     else:
         what = f"{largest} ({size / GIB:.1f} GiB)"
-        knob = KNOBS.get(largest, "a larger train.mesh.fsdp")
+        knob = KNOBS.get(largest, OTHER_KNOB)
     return (
         f"DOES NOT FIT: {phase.name} needs {phase.hbm_bytes / GIB:.1f} GiB a device, "
         f"{over / GIB:.1f} too many; most of it is {what}: try {knob}"

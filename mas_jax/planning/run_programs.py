@@ -25,18 +25,23 @@ from mas_jax.planning.chips import Slice
 from mas_jax.sampling import calls
 from mas_jax.sampling.engine_settings import EngineSettings
 
+START = "score of the start"  # how far the policy has gone from it, on a share of the micro-batches
+NUM_MICRO = 2  # micro-batches of the shapes that are compiled; their loop takes any number
+
 
 @dataclass(frozen=True)
 class Run:
     """What a stage of a config compiles on a slice.
 
     lower: makes the training programs by name, one at a time; `lower_engine` the engine's. held:
-    bytes that each device holds through the run, by what they are. num_engines: on the whole slice.
+    bytes that each device holds through the run, by what they are. num_roles: that learn.
     """
 
     config: ConfigDict
     model: qwen3.ModelConfig
     place: Slice
+    stage: str
+    num_roles: int
     mesh: Mesh
     sampler_mesh: Mesh
     settings: EngineSettings
@@ -111,7 +116,7 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     sampler_mesh = sharding.make_mesh(**config.mesh, devices=own[:size])
     model = dataclasses.replace(model, value_head=t.value_head)
     trainer = _trainer(config, model, mesh, stage)
-    shape = (2, t.micro_rows, t.row_length)
+    shape = (NUM_MICRO, t.micro_rows, t.row_length)
     settings = EngineSettings(**config.engine)
     sampled = dataclasses.replace(model, value_head=False)
     held = {
@@ -127,8 +132,15 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     held["the sampler's weights"] = bytes_on_device(engine_args[0])
     held["page pool"] = bytes_on_device(engine_args[1])
     lower = {name: (lambda name=name: trainer.lower(name, shape)) for name in trainer.program_names}
+    if t.drift_frac and not any(name.startswith("score") for name in lower):
+        lower[START] = lambda: trainer.lower("score of the policy", shape)
+    if trainer.has_critic:
+        lower["gae"] = lambda: _lower_gae(trainer, shape, whiten=t.whiten)
     lower["resharding"] = lambda: _lower_resharding(model, config, mesh)
-    return Run(config, model, place, mesh, sampler_mesh, settings, lower, held)
+    num_roles = sum(row.learns for row in trainer.programme.values())
+    return Run(
+        config, model, place, stage, num_roles, mesh, sampler_mesh, settings, lower, held
+    )  # fmt: skip
 
 
 def lower_engine(run: Run, layers: int) -> jax.stages.Lowered:
@@ -136,6 +148,16 @@ def lower_engine(run: Run, layers: int) -> jax.stages.Lowered:
     model = dataclasses.replace(run.model, value_head=False, num_layers=layers)
     args = abstract_engine(model, run.settings, run.sampler_mesh)
     return calls.lower_call("mixed", model, run.sampler_mesh, args)
+
+
+def _lower_gae(
+    trainer: Trainer, shape: tuple[int, int, int], *, whiten: bool
+) -> jax.stages.Lowered:
+    """Advantages and returns of a batch of a shape [M, B, T] from a critic's values."""
+    batch = update.abstract_batch(trainer.mesh, shape)
+    with jax.set_mesh(trainer.mesh):
+        gae = update.make_gae(trainer.programme, trainer.mesh, whiten=whiten)
+        return gae.lower(batch, batch.weights_MBT)
 
 
 def _trainer(config: ConfigDict, model: qwen3.ModelConfig, mesh: Mesh, stage: str) -> Trainer:

@@ -1,0 +1,129 @@
+"""Settings that should fit a slice, by arithmetic alone: what to compile first, and what never.
+
+Dimensions: as in the model. Must not know: the compiler, tables.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ml_collections import ConfigDict
+
+from mas_jax.model import qwen3
+from mas_jax.planning import run_programs
+from mas_jax.planning.chips import Slice
+
+HEADROOM = 0.92  # of HBM: the compiler leaves gaps, and the program takes room itself
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A config and the bytes that a device is thought to hold while gradients are made."""
+
+    config: ConfigDict
+    held: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """Of both."""
+        return self.held + self.activations
+
+    @property
+    def name(self) -> str:
+        """What differs between candidates."""
+        t = self.config.train
+        rows = t.micro_rows // (t.mesh.data * t.mesh.fsdp)
+        return (
+            f"fsdp={t.mesh.fsdp} tensor={t.mesh.tensor} rows a device={rows} remat={t.remat} "
+            f"num_pages={self.config.engine.num_pages}"
+        )
+
+
+def activation_bytes(config: ConfigDict, model: qwen3.ModelConfig) -> float:
+    """That a device keeps for the backward pass of a micro-batch, in the computing dtype, with the
+    gradient of all weights in theirs and the head's logits of a chunk."""
+    t = config.train
+    tokens = t.micro_rows * t.row_length / (t.mesh.data * t.mesh.fsdp)
+    width, parts = (2 if t.dtype == "bfloat16" else 4), t.mesh.tensor
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    attended = model.num_heads * model.head_dim
+    layer = {  # elements a token
+        "full": model.model_dim,
+        "dots": 2 * model.model_dim + (heads + 2 * attended + 2 * model.ffw_dim) / parts,
+        "none": 6 * model.model_dim + (2 * heads + 2 * attended + 4 * model.ffw_dim) / parts,
+    }[t.remat]
+    working = 4 * model.model_dim + (2 * heads + 4 * model.ffw_dim) / parts  # of one layer
+    kept = tokens * width * (model.num_layers * layer + working)
+    head = 4 * model.vocab_size / parts * (t.chunk + 2 * model.model_dim)
+    gradient = 4.0 * qwen3.param_count(model) / (t.mesh.fsdp * t.mesh.tensor)
+    return kept + head + gradient
+
+
+def guess(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str) -> Guess:
+    """Of a config. Raises: ValueError for meshes that do not fit the slice or the model."""
+    run = run_programs.make_run(config, model, place, stage)
+    return Guess(config, sum(run.held.values()), activation_bytes(config, model))
+
+
+def candidates(config: ConfigDict, model: qwen3.ModelConfig, place: Slice) -> Iterator[ConfigDict]:
+    """The config with each mesh, rows a device and remat policy that is worth a thought."""
+    devices = len(place.devices)
+    for tensor in (1, 2, 4):
+        if model.num_kv_heads % tensor or devices % tensor:
+            continue
+        for rows in (1, 2, 4):
+            for remat in ("none", "dots", "full"):
+                yield changed(config, devices // tensor, tensor, rows, remat)
+
+
+def changed(config: ConfigDict, fsdp: int, tensor: int, rows: int, remat: str) -> ConfigDict:
+    """A copy with another mesh, rows a device and remat policy."""
+    config = ConfigDict(config.to_dict())
+    config.train.mesh.update(dict(data=1, fsdp=fsdp, tensor=tensor))
+    config.train.update(dict(micro_rows=rows * fsdp, remat=remat))
+    return config
+
+
+def page_bytes(config: ConfigDict, model: qwen3.ModelConfig) -> float:
+    """Of a page of the sampler's pool on one device."""
+    width = 2 if config.engine.dtype == "bfloat16" else 4
+    item = 2 * model.num_layers * model.num_kv_heads * model.head_dim / config.mesh.tensor
+    return width * item * config.engine.page_size
+
+
+def sized_pool(config: ConfigDict, model: qwen3.ModelConfig, *, positions: int) -> ConfigDict:
+    """A copy whose pool holds every decode row at so many positions, and an eighth more."""
+    config = ConfigDict(config.to_dict())
+    rows, size = config.engine.decode_rows, config.engine.page_size
+    config.engine.num_pages = rows * -(-positions // size) * 9 // 8
+    return config
+
+
+def engine_tensor(config: ConfigDict, model: qwen3.ModelConfig, place: Slice) -> int:
+    """Devices of an engine: as few as hold the bf16 weights and the config's pages in 60% of
+    their memory, at most a host's or one a key/value head."""
+    own, tensor = sum(d.process_index == 0 for d in place.devices), 1
+    needed = 2 * qwen3.param_count(model)
+    needed += config.engine.num_pages * page_bytes(config, model) * config.mesh.tensor
+    most = min(own, model.num_kv_heads)
+    while 2 * tensor <= most and needed / tensor > 0.6 * place.hbm_bytes:
+        tensor *= 2
+    return tensor
+
+
+def best_guess(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str) -> Guess:
+    """The candidate of one row a device or two that recomputes least and should fit; without one
+    that which needs least."""
+    found = []
+    for tensor in (1, 2, 4, 8):
+        if model.num_kv_heads % tensor or len(place.devices) % tensor:
+            continue
+        for rows in (2, 1):
+            for remat in ("dots", "full"):
+                one = changed(config, len(place.devices) // tensor, tensor, rows, remat)
+                found.append(guess(one, model, place, stage))
+        fitting = [one for one in found if one.total <= HEADROOM * place.hbm_bytes]
+        if fitting:
+            order = {"dots": 0, "full": 1}
+            return min(fitting, key=lambda one: order[one.config.train.remat])
+    return min(found, key=lambda one: one.total)
