@@ -47,7 +47,8 @@ def test_controls():
 
 def test_a_field_that_is_left_out_is_not_shown():
     assert shown(fields=("answer",))["q1"] == " | answer bee"
-    assert shown(fields=("task_type",))["q1"] == ""
+    # of which nothing can be shown has no text, rather than an empty one
+    assert shown(fields=("task_type",)) == {}
 
 
 def test_choices_of_the_config_are_those_of_the_code():
@@ -98,6 +99,16 @@ def test_a_question_without_a_protocol_shows_the_first_correct_rollout_of_its_gr
     assert counts == dict.fromkeys(
         ("privileged/protocols", "privileged/rollouts", "privileged/nothing"), 1
     )
+
+
+def test_texts_have_a_digest_that_follows_every_one_of_them():
+    one, other = Privilege(shown(), TALK).digest(), Privilege(shown("wrong"), TALK).digest()
+    assert one == Privilege(dict(reversed(shown().items())), TALK).digest() != other
+    mixed = shown("shuffled")
+    fewer = texts(
+        {"q2": PROTOCOLS["q2"]}, fields=protocols.FIELDS, form="toy", control="shuffled", seed=0
+    )
+    assert fewer["q2"] == mixed["q2"]  # whatever else is in the file
 
 
 def test_without_the_fallback_such_a_question_has_no_view():

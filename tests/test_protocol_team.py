@@ -198,12 +198,24 @@ def test_a_search_repair_adds_findings():
     assert [f["id"] for f in asked["protocolizer"][0]["findings"]] == ["w1.s1", "r1.r1"]
 
 
-@pytest.mark.parametrize("bad", ["not json", "[1]", "refused", {"queries": "one"}, '{"task_type"'])
+ODD = {"task_type": "single_hop", "subtasks": [
+    {"id": "s1", "objective": "x", "depends_on": [{"id": "s0"}]}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["not json", "[1]", "refused", {"queries": "one"}, '{"task_type"', ODD, '{"a": "\\ud83d"}'],
+)
 def test_a_malformed_reply_is_asked_again_and_counted(bad):
     record, _ = one(orchestrator=[bad, GOOD["orchestrator"]])
     assert (record.malformed, record.is_correct, record.reason) == (1, True, "")
     gone, _ = one(orchestrator=[bad])
     assert (gone.protocol, gone.reason, gone.malformed) == (None, "orchestrator", 2)
+
+
+def test_evidence_that_is_no_list_of_names_is_asked_for_again():
+    record, _ = one(summarizer=[{"summary": "x", "evidence_ids": [["p1"]]}, GOOD["summarizer"]])
+    assert (record.malformed, record.is_correct) == (1, True)
 
 
 def test_a_protocol_that_fails_a_gate_is_none_with_its_reason():
@@ -288,7 +300,7 @@ def test_a_killed_build_goes_on_and_a_dead_endpoint_stops_it(world, search, tmp_
     desk = scripted(world, search)
     asyncio.run(build(questions[:3], [desk], path, concurrency=2, failure_frac=0.0))
     whole = path.read_bytes()
-    path.write_bytes(whole[:-20])  # killed while it wrote
+    path.write_bytes(whole[:-20] + "é".encode()[:1])  # killed while it wrote a character
     assert len(read(path)) == 2
 
     async def _dead(*_, **__):

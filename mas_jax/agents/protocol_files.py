@@ -26,13 +26,13 @@ def read(path: Path) -> list[dict]:
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")  # a kill may have cut a character
     found = []
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            found.append(json.loads(line))
+            found.append(json.loads(line.decode()))
         except ValueError as error:
             if number == len(lines):  # no line end behind it
                 break

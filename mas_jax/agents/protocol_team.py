@@ -163,12 +163,14 @@ def instructions(role: str, limits: Limits) -> str:
 
 
 def parse_object(text: str | None) -> dict | None:
-    """The JSON object that a reply is, perhaps within a code fence; None for anything else."""
+    """The JSON object that a reply is, perhaps within a code fence; None for anything else, also
+    one with half a character, which no file can hold."""
     body = (text or "").strip()
     if body.startswith("```") and body.endswith("```"):
         body = body[3:-3].removeprefix("json")
     try:
         found = json.loads(body)
+        json.dumps(found, ensure_ascii=False).encode()
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
@@ -176,6 +178,9 @@ def parse_object(text: str | None) -> dict | None:
 
 def _fits(reply: Mapping, form: Mapping) -> bool:
     if not all(name in reply and isinstance(reply[name], kind) for name, kind in form.items()):
+        return False
+    names = reply.get("evidence_ids", ()) if "evidence_ids" in form else ()
+    if not all(isinstance(name, str) for name in names):
         return False
     return "subtasks" not in form or all(map(_is_subtask, reply["subtasks"]))
 
@@ -185,6 +190,7 @@ def _is_subtask(item: object) -> bool:
         isinstance(item, dict)
         and all(isinstance(item.get(name), str) and item[name] for name in ("id", "objective"))
         and isinstance(item.get("depends_on", []), list)
+        and all(isinstance(name, str) for name in item.get("depends_on", []))
     )
 
 

@@ -278,8 +278,8 @@ def load_params(config: ConfigDict, directory: Path) -> qwen3.Params:
 
 
 def sampling_meshes(config: ConfigDict) -> list[jax.sharding.Mesh]:
-    """A mesh for each engine: as many of `config.mesh` as this host's devices make, on CPUs no more
-    than there are cores, since an engine keeps one busy and compiles programs of its own.
+    """A mesh for each engine: as many of `config.mesh` as this host's devices make, on the CPUs of
+    a single host no more than cores: an engine keeps one busy and compiles programs of its own.
 
     Raises: ValueError if they do not make one.
     """
@@ -287,7 +287,8 @@ def sampling_meshes(config: ConfigDict) -> list[jax.sharding.Mesh]:
     size = math.prod(sizes.values())
     if len(devices) < size:
         raise ValueError(f"mesh {sizes} needs {size} devices, this host has {len(devices)}")
-    if devices[0].platform == "cpu":
+    # several hosts hand weights over on device, from all devices to all
+    if devices[0].platform == "cpu" and jax.process_count() == 1:
         devices = devices[: max(size, os.cpu_count())]
     return [
         sharding.make_mesh(**sizes, devices=devices[first : first + size])

@@ -26,7 +26,7 @@ def write(
     folder, name = stage / FOLDER, f"{step:06d}.{host}-of-{num_hosts}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{step:06d}.{host}-of-*"):  # of another number of hosts
-        old.unlink()
+        old.unlink(missing_ok=True)
     if host == 0:
         for old in folder.glob(f"{step:06d}.*"):
             if not old.name.endswith(f"-of-{num_hosts}.jsonl"):

@@ -235,7 +235,16 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
         found, fields=p.fields or FIELDS, form=p.form, control=p.control, seed=pipeline.config.seed
     )
     examples = scene.prompts.examples.get("single", ())
-    return Privilege(shown, scene.chat, fallback=p.fallback, num_examples=len(examples))
+    fallback = p.fallback if p.control == "none" else "none"  # a control is all that is shown
+    return Privilege(shown, scene.chat, fallback=fallback, num_examples=len(examples))
+
+
+def _stage_config(config: ConfigDict, privilege: Privilege | None) -> dict:
+    """What a checkpoint remembers: the config, and what a privileged branch reads."""
+    found = as_json(config)
+    if privilege is not None:
+        found["privileged"]["digest"] = privilege.digest()
+    return found
 
 
 def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
@@ -247,6 +256,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
     fields = {field.name for field in dataclasses.fields(loop.TrainSettings)}
     has_turn_rewards = any(row.turn_reward != "none" for row in programme.values())
     alarms = t.alarms.to_dict() | {"distilled": loop.distilled(programme)}
+    privilege = _privilege(pipeline, programme)
     return loop.Stage(
         name=name,
         team=team,
@@ -279,8 +289,8 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         shape=Shape(**t.tree) if t.tree.trees else None,
         alarms=AlarmSettings(**alarms),
         settings=loop.TrainSettings(**{k: v for k, v in t.to_dict().items() if k in fields}),
-        config=as_json(config),
-        privilege=_privilege(pipeline, programme),
+        config=_stage_config(config, privilege),
+        privilege=privilege,
         keep_episodes=pipeline.keep_episodes,
     )  # fmt: skip
 

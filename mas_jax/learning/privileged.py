@@ -5,6 +5,7 @@ without one it has no view, and nothing of it is distilled. Each of these is cou
 Must not know: losses, devices, how protocols were made.
 """
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,19 +25,20 @@ def texts(
     """The text of each question with a protocol, or of a control: "empty", its own words in a
     random order ("shuffled"), or another question's ("wrong").
 
-    Raises: ValueError for another control or field.
+    A protocol that has none of the fields has no text. Raises: ValueError for another control or
+    field.
     """
     if control not in CONTROLS:
         raise ValueError(f"privileged.control={control!r}: choose from {CONTROLS}")
-    own = {uid: render(select(found, fields), form) for uid, found in protocols.items()}
-    rng = random.Random(seed)
+    chosen = {uid: select(found, fields) for uid, found in protocols.items()}
+    own = {uid: text for uid, found in chosen.items() if (text := render(found, form))}
     if control == "empty":
         return dict.fromkeys(own, "")
     if control == "shuffled":
-        return {uid: _shuffled(text, rng) for uid, text in sorted(own.items())}
+        return {uid: _shuffled(text, random.Random(f"{seed}/{uid}")) for uid, text in own.items()}
     if control == "wrong":
         uids = sorted(own)
-        rng.shuffle(uids)
+        random.Random(seed).shuffle(uids)
         return {uid: own[other] for uid, other in zip(uids, uids[1:] + uids[:1], strict=True)}
     return own
 
@@ -59,6 +61,13 @@ class Privilege:
     chat: Chat
     fallback: str = "rollout"
     num_examples: int = 0
+
+    def digest(self) -> str:
+        """Of all texts: what a run that goes on must find again."""
+        found = hashlib.blake2b(digest_size=8)
+        for uid, text in sorted(self.texts.items()):
+            found.update(f"{uid}\n{text}\n".encode())
+        return found.hexdigest()
 
     def of(
         self, episodes: Sequence[Episode]

@@ -5,6 +5,7 @@ teachers and old policies are scored by the same loop. Every entry point states 
 Dimensions: M micro-batches, B rows, T positions. Must not know: episodes, teams, files.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -202,7 +203,7 @@ def make_gae(programme: Programme, mesh: Mesh, *, whiten: bool) -> Callable:
     at = batch_sharding(mesh)
 
     def _gae(batch: TokenBatch, values_MBT):
-        shape = batch.tokens_MBT.shape
+        batch, shape = dataclasses.replace(batch, view=None), batch.tokens_MBT.shape
         flat = jax.tree.map(lambda x: x.reshape(-1, shape[-1]), (batch, values_MBT))
         flat_batch, values_BT = flat
         is_learned = learned(flat_batch.weights_MBT, flat_batch.segment_ids_MBT)

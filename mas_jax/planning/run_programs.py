@@ -117,6 +117,11 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     model = dataclasses.replace(model, value_head=t.value_head)
     trainer = _trainer(config, model, mesh, stage)
     shape = (NUM_MICRO, t.micro_rows, t.row_length)
+    if any(row.learns and row.is_viewed for row in trainer.programme.values()):
+        raise ValueError(
+            f"stages.{stage} has a row with view='privileged', whose rows of views a plan does not "
+            "count yet; plan it with view='none' and teacher='initial', which lacks their part"
+        )
     settings = EngineSettings(**config.engine)
     sampled = dataclasses.replace(model, value_head=False)
     held = {
