@@ -14,7 +14,7 @@ from small_runs import save_start, scripted_stage, small_config, written
 
 from mas_jax.config import role
 from mas_jax.data.questions import Mixture
-from mas_jax.learning import loop
+from mas_jax.learning import cost, loop
 
 # reads that Orbax gives up halfway, because a file is damaged, leave coroutines that complain
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -74,15 +74,21 @@ def before_play(stage, count, act):
     return dataclasses.replace(stage, publish=_publish)
 
 
-def after_update(stage, count, act):
+def after_update(stage, count, act, monkeypatch):
     """The stage, which calls `act` after its `count`-th update from here, before it is written."""
-    calls = []
+    calls, of_step = [], cost.of_step
 
-    def _counts():
-        calls.append({})
-        return act() if len(calls) == count else {}
+    def _of_step(*args, **knobs):
+        calls.append(of_step(*args, **knobs))
+        if len(calls) == count:
+            act()
+        return calls[-1]
 
-    return dataclasses.replace(stage, sampler_counts=_counts)
+    def _publish(params):
+        monkeypatch.setattr(cost, "of_step", _of_step)
+        stage.publish(params)
+
+    return dataclasses.replace(stage, publish=_publish)
 
 
 def assert_bit_equal(ours, theirs):
@@ -108,13 +114,13 @@ def test_each_step_differs_from_the_one_before(whole):
     assert all(line["update/skipped"] == 0.0 for line in lines)
 
 
-def test_killed_and_resumed_at_every_step_gives_the_same_bits(whole, tmp_path):
+def test_killed_and_resumed_at_every_step_gives_the_same_bits(whole, tmp_path, monkeypatch):
     stage, place, params = whole
     attempts = [  # with what is raised, and the newest checkpoint that is left
         (before_play(stage, 1, terminate), "saved at step 1 of 6", 1),
         (before_play(stage, 3, kill), None, 2),  # step 2 is done and written, but not saved
         (before_play(stage, 1, terminate), "saved at step 3 of 6", 3),
-        (after_update(stage, 2, kill), None, 4),  # step 4 is done, but not written
+        (after_update(stage, 2, kill, monkeypatch), None, 4),  # step 4 is done, but not written
         (before_play(stage, 1, terminate), "saved at step 5 of 6", 5),
         (before_play(stage, 1, terminate), "saved at step 6 of 6", 6),
     ]
