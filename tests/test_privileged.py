@@ -117,6 +117,15 @@ def test_without_the_fallback_such_a_question_has_no_view():
     assert counts["privileged/nothing"] == 2
 
 
+@pytest.mark.parametrize("control", CONTROLS[1:])
+def test_under_a_control_no_rollout_is_shown(control):
+    assert privileged.fallback_of("rollout", control="none") == "rollout"
+    fallback = privileged.fallback_of("rollout", control=control)
+    view_of, counts = Privilege(shown(control), TALK, fallback=fallback).of(EPISODES)
+    assert opening(view_of, EPISODES[2]) is None
+    assert counts["privileged/rollouts"] == 0
+
+
 def test_an_empty_protocol_is_the_identity():
     view_of, counts = Privilege(shown("empty"), TALK).of(EPISODES[:2])
     trace = EPISODES[0].traces[0]

@@ -37,8 +37,9 @@ from mas_jax.learning.teachers import Teacher
 from mas_jax.learning.trainer import Trainer
 from mas_jax.learning.turn_credit import Sources
 from mas_jax.learning.update import TrainState
+from mas_jax.learning.views import View
 from mas_jax.model import qwen3
-from mas_jax.records import Episode
+from mas_jax.records import Episode, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -243,14 +244,22 @@ def _history(workdir: Path) -> list[dict]:
     return metrics.read(path) if path.exists() else []
 
 
-def _show_a_view(privilege: Privilege, view_of, episodes: Sequence[Episode]) -> None:
-    """Logs the first example: what a teacher reads must have been seen by somebody."""
-    for trace in (trace for episode in episodes for trace in episode.traces):
-        view = view_of(trace)
-        if view is not None:
-            logger.info(describe(privilege.chat, trace, view))
-            return
-    logger.warning("no trace of the first step has a view: the privileged branch teaches nothing")
+def _views(
+    privilege: Privilege | None, episodes: Sequence[Episode], *, is_first: bool
+) -> tuple[Callable[[Trace], View | None] | None, Mapping[str, int]]:
+    """As `Privilege.of`, nothing without one. is_first: logs the first example, since somebody must
+    have seen what a teacher reads."""
+    if privilege is None:
+        return None, {}
+    view_of, shown = privilege.of(episodes)
+    if is_first:
+        traces = (trace for episode in episodes for trace in episode.traces)
+        found = next(((t, view) for t in traces if (view := view_of(t)) is not None), None)
+        if found is None:
+            logger.warning("no trace of the first step has a view: nothing is distilled")
+        else:
+            logger.info(describe(privilege.chat, *found))
+    return view_of, shown
 
 
 def _step(
@@ -281,11 +290,7 @@ def _step(
             kept_episodes.write(workdir, step, episodes, by_uid, **host)
         sources = Sources(by_uid, {**stage.gold, **texts})
         credited, found = credit(episodes, programme, sources, agree=packing.agree_max)
-        view_of, shown = None, {}
-        if stage.privilege is not None:
-            view_of, shown = stage.privilege.of(episodes)
-            if step == 0:
-                _show_a_view(stage.privilege, view_of, episodes)
+        view_of, shown = _views(stage.privilege, episodes, is_first=step == 0)
         batch, num_micro, stats = packing.pack(
             credited, programme, micro_rows=s.micro_rows // jax.process_count(),
             length=s.row_length, agree=packing.agree_max, view_of=view_of,

@@ -235,7 +235,7 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
         found, fields=p.fields or FIELDS, form=p.form, control=p.control, seed=pipeline.config.seed
     )
     examples = scene.prompts.examples.get("single", ())
-    fallback = p.fallback if p.control == "none" else "none"  # a control is all that is shown
+    fallback = privileged.fallback_of(p.fallback, control=p.control)
     return Privilege(shown, scene.chat, fallback=fallback, num_examples=len(examples))
 
 

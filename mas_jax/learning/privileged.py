@@ -43,6 +43,11 @@ def texts(
     return own
 
 
+def fallback_of(fallback: str, *, control: str) -> str:
+    """What is shown without a text: nothing under a control, which would else be no control."""
+    return fallback if control == "none" else "none"
+
+
 def _shuffled(text: str, rng: random.Random) -> str:
     words = text.split()
     rng.shuffle(words)
