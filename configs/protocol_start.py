@@ -16,7 +16,7 @@ def get_config():
     config.model.checkpoint = "asset:study_policy"
     p = config.pretrain
     p.update(dict(from_policy=True, teams=("single",)))
-    p.settings.update(dict(steps=500, learning_rate=1e-3, warmup_steps=20, length=384))
+    p.settings.update(dict(steps=500, learning_rate=1e-3, warmup_steps=20, rows=12, length=512))
     p.flaws.shortcut = 0.2
     p.protocols.share = 0.15
     return config

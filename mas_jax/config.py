@@ -321,6 +321,8 @@ def protocol_grpo(config: ConfigDict, **changes) -> ConfigDict:
     """The single agent by outcome GRPO, as all of these have it: 3 searches, then the answer; the
     mean over a sequence, then over sequences; KL 0.001 (k3) to the start. changes: to its row."""
     shared = dict(aggregation="sequence", entropy_coef=0.0)
+    if not config.model.checkpoint:  # the toy policy that has seen protocols
+        config.model.checkpoint = "asset:protocol_policy"
     config = single_agent(config, turns=4, **shared | changes)
     config.train.view_length = 2 * config.train.row_length
     return config

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from mas_jax.evaluation import study as records
 from mas_jax.evaluation.report import Grid, to_markdown
-from mas_jax.learning import study_freeze
-from mas_jax.learning.study_grid import AXES, CELLS, TEACHER_CELL
+from mas_jax.learning import study_freeze, study_mapd
+from mas_jax.learning.study_grid import CELLS
+from mas_jax.learning.study_opd import AXES, TEACHER_CELL
 
 BUDGETS = {"searches": 1.4, "tokens": 200.0}  # of a workflow, at which systems are compared
 # (first, second): is the first better?
@@ -74,6 +75,40 @@ AXIS_CLAIMS = tuple(
     )
 )
 
+MAPD_CLAIMS = (
+    ("told_right", "protocol_base"),
+    ("told_wrong", "protocol_base"),
+    ("told_shuffled", "protocol_base"),
+    ("mapd_grpo", "protocol_base"),
+    *(("mapd", other) for other in ("mapd_grpo", "mapd_sdar", "mapd_shuffled", "mapd_wrong")),
+    ("mapd_sdar", "mapd_grpo"),
+    ("mapd_wrong", "mapd_grpo"),
+    *(
+        ("mapd", f"mapd_{other}")
+        for other in (
+            "without_plan",
+            "without_facts",
+            "without_answer",
+            "without_findings",
+            "three_fields",
+            "talkative_raw",
+            "0.01",
+            "0.1",
+            "0.5",
+            "forward_kl",
+            "opsd",
+            "ema",
+        )
+    ),
+)
+# teachers of equal skill; is what their students learned the same?
+SAME_TEACHING = (
+    ("mapd", "mapd_other_words"),
+    ("mapd", "mapd_talkative"),
+    ("mapd_other_words", "mapd_talkative"),
+)
+MARGIN = 0.02  # of avg@4
+
 
 def listing(results: Path) -> str:
     """A line a cell: its name, which of its seeds have a record, and what it is."""
@@ -108,7 +143,8 @@ def read(results: Path, frozen: Path) -> records.Runs:
 
 def grids(runs: records.Runs) -> list[Grid]:
     """Every cell that was run, its families, the claims of the main world, the axes."""
-    main = [name for name, cell in CELLS.items() if not cell.axis]
+    mapd = [name for name, cell in CELLS.items() if cell.start == study_mapd.START]
+    main = [name for name, cell in CELLS.items() if not cell.axis and name not in mapd]
     axes = [name for name, cell in CELLS.items() if cell.axis]
     less = "less second, points of avg@4; interval over seeds, or over questions where one ran"
     found = [
@@ -130,6 +166,14 @@ def grids(runs: records.Runs) -> list[Grid]:
         records.cell_grid(runs, axes, SOURCES, budgets=BUDGETS, title="Cells on the axes"),
         records.family_grid(runs, axes, title="avg@4 of the families on the axes"),
         records.comparison_grid(runs, AXIS_CLAIMS, title=f"On the axes: first {less}"),
+        records.cell_grid(runs, mapd, SOURCES, budgets=BUDGETS, title="Cells about MAPD"),
+        records.comparison_grid(runs, MAPD_CLAIMS, title=f"MAPD: first {less}"),
+        records.equivalence_grid(
+            runs,
+            SAME_TEACHING,
+            margin=MARGIN,
+            title="Teachers of another style: equal within 2 points?",
+        ),
     ]
 
 
