@@ -7,12 +7,13 @@ import pytest
 
 from mas_jax.agents import rollout
 from mas_jax.agents.oracle import Flaws, informed
+from mas_jax.agents.protocol_files import read, read_protocols
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
 from mas_jax.config import default_config
 from mas_jax.config_rules import validate
 from mas_jax.data.tokenizer import make_toy_tokenizer
-from mas_jax.learning import assembly, toy_policy
+from mas_jax.learning import assembly, study, toy_policy
 from mas_jax.learning.views import insert, opening_end
 
 FLAWED = Flaws(
@@ -123,3 +124,23 @@ def test_only_the_single_agent_is_evaluated_with_protocols(tmp_path):
     config.evaluation.teams = ("single",)
     with pytest.raises(ValueError, match="is not a file; make it"):
         validate(config)
+
+
+@pytest.mark.parametrize("writer", ["plain", "other_words", "raw_talkative"])
+def test_a_cell_of_the_study_gets_the_protocols_of_its_writer_once(tmp_path, writer):
+    config = default_config()
+    config.world.update(dict(train=20, held_out=10, families=("nq_like", "2wiki_like")))
+    lab = study.Lab(tmp_path, tmp_path / "results", None)
+    path = study._protocols(config, writer, lab)
+    scene = assembly.make_scene(config, make_toy_tokenizer())
+    questions = {q.uid: q for split in ("train", "test") for q in scene.questions[split]}
+    found = read_protocols(path)
+    assert {record["question"] for record in read(path)} == set(questions)
+    assert len(found) > 0.9 * len(questions)
+    assert {"answer" in protocol for protocol in found.values()} == {True, False}  # both variants
+    is_raw = any("let me think" in str(protocol) for protocol in found.values())
+    assert is_raw == writer.startswith("raw_")
+    before = path.stat().st_mtime_ns
+    assert study._protocols(config, writer, lab) == path
+    assert path.stat().st_mtime_ns == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]  # no part is left

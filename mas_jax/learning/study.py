@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -145,9 +146,7 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     start = start_directory(cell.start)
     config.model.checkpoint = f"asset:{cell.start}_policy"  # in any checkout the same
     if cell.protocols:
-        path = lab.directory(cell.name, seed) / "protocols.jsonl"
-        _write_protocols(config, cell.protocols, path)
-        config.privileged.protocols = str(path)
+        config.privileged.protocols = str(_protocols(config, cell.protocols, lab))
     if cell.teacher:
         config.teacher.checkpoint = str(_policy(lab, cell.teacher, seed))
     if cell.policy == "own":
@@ -162,9 +161,12 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     return _Ready(config, policy, scene, assembly.make_engines(config, start, tokenizer))
 
 
-def _write_protocols(config: ConfigDict, writer: str, path: Path) -> None:
-    """This writer's protocols of the world's training and test questions, those that are missing;
-    see `Cell.protocols`."""
+def _protocols(config: ConfigDict, writer: str, lab: Lab) -> Path:
+    """The file of this writer's protocols of the world's training and test questions, made if it is
+    not there; see `Cell.protocols`. Two runs may both make it: it comes whole, and the same."""
+    path = lab.workdir / "protocols" / f"world_{config.world.seed}_{writer}.jsonl"
+    if path.exists():
+        return path
     scene = assembly.make_scene(config, assembly.load_tokenizer(start_directory("study")))
     oracle = Oracle(scene.world, PROTOCOL_SKILL, writer.removeprefix("raw_"))
     limits = Limits()
@@ -173,11 +175,15 @@ def _write_protocols(config: ConfigDict, writer: str, path: Path) -> None:
         normalise_style=not writer.startswith("raw_"),
     )  # fmt: skip
     questions = [*scene.questions["train"], *scene.questions["test"]]
+    part = path.with_suffix(f".{os.getpid()}")
+    part.unlink(missing_ok=True)  # of a killed run that had this number
     asyncio.run(
         protocol_files.build(
-            questions, [desk], path, concurrency=8, failure_frac=0.0, tell=lambda *_: None
+            questions, [desk], part, concurrency=8, failure_frac=0.0, tell=lambda *_: None
         )
     )
+    part.replace(path)
+    return path
 
 
 def _policy(lab: Lab, name: str, seed: int) -> Path:
