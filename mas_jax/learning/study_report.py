@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mas_jax.evaluation import study as records
 from mas_jax.evaluation.report import Grid, to_markdown
-from mas_jax.learning import study_freeze, study_mapd
+from mas_jax.learning import study_freeze, study_mapd, study_opd
 from mas_jax.learning.study_grid import CELLS
 from mas_jax.learning.study_opd import AXES, TEACHER_CELL
 
@@ -141,23 +141,25 @@ def read(results: Path, frozen: Path) -> records.Runs:
     return runs
 
 
-def grids(runs: records.Runs) -> list[Grid]:
-    """Every cell that was run, its families, the claims of the main world, the axes."""
-    mapd = [name for name, cell in CELLS.items() if cell.start == study_mapd.START]
-    main = [name for name, cell in CELLS.items() if not cell.axis and name not in mapd]
-    axes = [name for name, cell in CELLS.items() if cell.axis]
-    less = "less second, points of avg@4; interval over seeds, or over questions where one ran"
+_LESS = "less second, points of avg@4; interval over seeds, or over questions where one ran"
+
+
+def opd_grids(runs: records.Runs) -> list[Grid]:
+    """About MultiAgent-OPD: every cell that was run, its families, claims, the axes."""
+    own = [cell for group in study_opd.GROUPS.values() for cell in group]
+    main = [cell.name for cell in own if not cell.axis]
+    axes = [cell.name for cell in own if cell.axis]
     found = [
         records.cell_grid(
             runs, main, SOURCES, budgets=BUDGETS, title="Cells of the main world, means over seeds"
         ),
         records.family_grid(runs, main, title="avg@4 of the families"),
-        records.comparison_grid(runs, CLAIMS, title=f"First {less}"),
+        records.comparison_grid(runs, CLAIMS, title=f"First {_LESS}"),
     ]
     for kind, budget in BUDGETS.items():
         found.append(
             records.comparison_grid(
-                runs, CLAIMS, title=f"At {budget:g} {kind} a workflow: first {less}",
+                runs, CLAIMS, title=f"At {budget:g} {kind} a workflow: first {_LESS}",
                 values=functools.partial(records.at_spend, kind=kind, budget=budget),
             )
         )  # fmt: skip
@@ -165,14 +167,19 @@ def grids(runs: records.Runs) -> list[Grid]:
         *found,
         records.cell_grid(runs, axes, SOURCES, budgets=BUDGETS, title="Cells on the axes"),
         records.family_grid(runs, axes, title="avg@4 of the families on the axes"),
-        records.comparison_grid(runs, AXIS_CLAIMS, title=f"On the axes: first {less}"),
-        records.cell_grid(runs, mapd, SOURCES, budgets=BUDGETS, title="Cells about MAPD"),
-        records.comparison_grid(runs, MAPD_CLAIMS, title=f"MAPD: first {less}"),
+        records.comparison_grid(runs, AXIS_CLAIMS, title=f"On the axes: first {_LESS}"),
+    ]
+
+
+def mapd_grids(runs: records.Runs) -> list[Grid]:
+    """About MAPD: every cell that was run, its families, claims, teachers of other styles."""
+    own = [cell.name for group in study_mapd.GROUPS.values() for cell in group]
+    return [
+        records.cell_grid(runs, own, SOURCES, budgets=BUDGETS, title="Cells about MAPD"),
+        records.family_grid(runs, own, title="MAPD: avg@4 of the families"),
+        records.comparison_grid(runs, MAPD_CLAIMS, title=f"MAPD: first {_LESS}"),
         records.equivalence_grid(
-            runs,
-            SAME_TEACHING,
-            margin=MARGIN,
-            title="Teachers of another style: equal within 2 points?",
+            runs, SAME_TEACHING, margin=MARGIN, title="Teachers of another style: equal within 2?"
         ),
     ]
 
@@ -181,5 +188,7 @@ def tables(runs: records.Runs) -> str:
     """The grids as Markdown, empty ones left out, and what all runs took."""
     every = [record for seeds in runs.values() for record in seeds.values()]
     seconds = sum(r["train_s"] + r["evaluation_accelerator_s"] for r in every)
-    text = "\n".join(to_markdown(grid) for grid in grids(runs) if grid.rows)
+    text = "\n".join(
+        to_markdown(grid) for grid in (*opd_grids(runs), *mapd_grids(runs)) if grid.rows
+    )
     return f"{text}\n{len(every)} runs, {seconds / 3600:.1f} hours of one core\n"
