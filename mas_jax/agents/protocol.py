@@ -170,6 +170,17 @@ def _distinct(items: Sequence, key: str | None) -> list:
 
 # --- what the privileged branch reads -------------------------------------------------------------
 
+# by form: what only one who has read a protocol says; signs that a student leaks it
+MARKERS: Mapping[str, tuple[str, ...]] = {
+    "json": (
+        "protocol", "privileged", "task_type", "reasoning_plan", "query_hint", "grounding_facts",
+        "answer_grounded", "partial_findings", "grounding fact", "partial finding",
+        "reasoning plan", "given above", "as provided", "according to the plan", "the given answer",
+        "the provided answer",
+    ),
+    "toy": ("| find", "| from", "| report", "| answer"),
+}  # fmt: skip
+
 
 def select(protocol: Protocol, fields: Sequence[str]) -> Protocol:
     """The protocol with these of FIELDS alone; answer_grounded stays beside the answer.
