@@ -62,8 +62,12 @@ def default_config() -> ConfigDict:
     config.model = ConfigDict(
         # a directory in the Hugging Face layout, or "asset:NAME" of mas_jax/assets; "" is the toy
         # starting policy there
-        dict(checkpoint="", dtype="float32", policy="student", template="toy", prompts="toy")
-    )
+        # stepwise: the single agent's turns are prompts of their own, agents/stepwise.py
+        dict(
+            checkpoint="", dtype="float32", policy="student", template="toy", prompts="toy",
+            stepwise=False,
+        )
+    )  # fmt: skip
     # of one sampling engine; a host has as many engines as its devices make
     config.mesh = ConfigDict(dict(data=1, fsdp=1, tensor=1))
     # data/world.py; families: whose questions are played, () for all

@@ -155,26 +155,31 @@ def test_drift_by_hand():
     assert style.add(counted(3, 1)) == style.add(counted(1, 3)) == {}
     assert style.add(counted(4, 0)) == {}  # one of the last two is still of the start
     found = style.add(counted(4, 0))
-    # start (4, 4) against (8, 0): 0.215762; (3, 1) against (1, 3): ln 2 - H(3/4, 1/4) = 0.130812
-    assert found["style/unigram_drift"] == pytest.approx(0.215762 - 0.130812 / 2, abs=1e-6)
+    # halves (3, 1) and (1, 3) against (4, 0) twice: H(7/8, 1/8) - H(3/4, 1/4) / 2 = 0.095602 and
+    # H(5/8, 3/8) - H(3/4, 1/4) / 2 = 0.380395; against each other ln 2 - H(3/4, 1/4) = 0.130812
+    assert found["style/unigram_drift"] == pytest.approx(
+        (0.095602 + 0.380395) / 2 - 0.130812, abs=1e-6
+    )
     assert found["style/bigram_drift"] == pytest.approx(0)
-    style.add(counted(1, 1))
-    # the last two are now (4, 0) and (1, 1)
-    later = style.add(counted(1, 1))["style/unigram_drift"]
+    style.add(counted(3, 1))
+    # the last two are now (3, 1) and (1, 3): 0 and 0.130812, twice each
+    later = style.add(counted(1, 3))["style/unigram_drift"]
     assert later == pytest.approx(-0.130812 / 2, abs=1e-6)
+    assert [Style(1).add(counted(1)) for _ in range(3)] == [{}] * 3
 
 
 def test_samples_of_one_source_drift_little_and_of_another_much():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(300, 0.3), 2)
 
-    def step(source):
-        return np.stack([np.pad(rng.multinomial(900, source), (0, BUCKETS - 300))] * 2)
+    def step(source, size):
+        return np.stack([np.pad(rng.multinomial(size, source), (0, BUCKETS - 300))] * 2)
 
-    same, other = Style(4), Style(4)
-    for i in range(8):
-        stays, goes = same.add(step(p[0])), other.add(step(p[i // 4]))
-    assert abs(stays["style/unigram_drift"]) < 0.01 < 0.1 < goes["style/unigram_drift"]
+    for size, noise in ((900, 0.01), (20, 0.06)):  # also where few samples differ by much
+        same, other = Style(4), Style(4)
+        for i in range(8):
+            stays, goes = same.add(step(p[0], size)), other.add(step(p[i // 4], size))
+        assert abs(stays["style/unigram_drift"]) < noise < 0.1 < goes["style/unigram_drift"]
 
 
 def test_a_style_from_its_saved_state_measures_as_before():

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from mas_jax.agents.chat import Chat
-from mas_jax.agents.prompts import Prompts
+from mas_jax.agents.prompts import Prompts, Stepwise
 
 UNCAPPED = 10**9  # more than any episode can use
 
@@ -64,7 +64,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Team:
-    """A named team with everything that its roles need; policies: role -> name of its weights."""
+    """A named team with everything that its roles need; policies: role -> name of its weights.
+
+    stepwise: texts of the history that a single agent's prompts hold, where each of its turns has a
+    prompt of its own; None for one conversation.
+    """
 
     name: str
     chat: Chat
@@ -72,6 +76,7 @@ class Team:
     budgets: Budgets
     sampling: Sampling
     policies: Mapping[str, str]
+    stepwise: Stepwise | None = None
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,11 @@ class Style:
 
     def add(self, counts: Sequence[Sequence[int]] | np.ndarray) -> dict[str, float]:
         """Counts one more step; `style/unigram_drift` and `style/bigram_drift` once the last
-        `window` steps are none of the first.
+        `window` steps are none of the first; none in a window of one step, which has no halves.
 
-        A drift is the divergence of start and last steps less half of that between the start's two
-        halves, which is about what samples of such a size, of other questions, differ by. Nats.
+        A drift is the mean divergence of a half of the start from a half of the last steps, less
+        that of the start's two halves: what samples of such a size, of other questions, differ by
+        where nothing drifts. Halves are even and odd steps. Nats; may be a little below 0.
         """
         step_counts = np.asarray(counts, np.int64)
         if self._num_steps < self._window:
@@ -126,12 +127,15 @@ class Style:
         else:
             self._recent.append(step_counts)
         self._num_steps += 1
-        if len(self._recent) < self._window:
+        if len(self._recent) < max(self._window, 2):
             return {}
-        recent = sum(self._recent)
+        steps = list(self._recent)
+        recent = np.stack([sum(steps[::2]), sum(steps[1::2])])
         return {
-            f"style/{kind}_drift": divergence(self._start[:, n].sum(axis=0), recent[n])
-            - divergence(*self._start[:, n]) / 2
+            f"style/{kind}_drift": float(
+                np.mean([divergence(a[n], b[n]) for a in self._start for b in recent])
+            )
+            - divergence(*self._start[:, n])
             for n, kind in enumerate(_KINDS)
         }
 
