@@ -381,6 +381,32 @@ def real_slices(config: ConfigDict, directory: str) -> None:
     config.encoder.update(dict(directory="package:minilm", max_tokens=128))
 
 
+def smollm2(config: ConfigDict) -> ConfigDict:
+    """SmolLM2-135M with examples in its prompts, at sizes for two cores and minutes a step."""
+    config.model.update(dict(checkpoint="package:smollm2", template="smollm2", prompts="small"))
+    config.engine.update(
+        dict(
+            context=1024, buckets=(512, 768, 1024), num_pages=3072, page_size=16, prefill_blocks=16,
+            decode_rows=16, decode_steps=8,
+        )
+    )  # fmt: skip
+    for team in TEAMS:
+        config.budgets[team].update(dict(context=1024, observation=128, passages=1))
+    config.sampling.max_tokens.update(dict(leader=48, searcher=48, answerer=48))
+    config.rollout.concurrent = 32
+    config.evaluation.update(dict(num_questions=50, num_runs=1))
+    for stage in config.stages.values():
+        stage.steps = 2
+    config.train.update(
+        dict(
+            questions=2, group_size=4, candidates=1, micro_rows=1, row_length=1024, chunk=256,
+            remat="dots", checkpoint_interval=1, validation_questions=4, role_gradient_interval=0,
+        )
+    )  # fmt: skip
+    config.train.optimizer.update(dict(learning_rate=1e-6, warmup_steps=1))
+    return config
+
+
 def pod_config(
     checkpoint: str = "Qwen3-4B-Instruct-2507", *, template: str = "qwen-instruct", fsdp: int = 16,
     tensor: int = 4, num_pages: int = 32768,
