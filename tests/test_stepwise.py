@@ -114,6 +114,16 @@ def test_mistakes_are_in_the_history_and_the_last_call_is_not():
     assert episode.correct == (1.0,)
 
 
+def test_a_note_behind_the_question_ends_every_prompt_as_a_view_shows_it():
+    text = " | answer ada"
+    _, episode = played(made=team(budgets=dict(searches=2)))
+    view_of, _ = Privilege({QUESTION.uid: text}, team().chat).of([episode])
+    noted = replace(team(budgets=dict(searches=2)), notes={QUESTION.uid: text})
+    _, other = played(made=noted)
+    for trace, same in zip(episode.traces, other.traces, strict=True):
+        assert view_of(trace).tokens == same.tokens
+
+
 # --- too long -------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ Must not know: what the roles do, engines, devices.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mas_jax.agents.chat import Chat
 from mas_jax.agents.prompts import Prompts, Stepwise
@@ -64,10 +64,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Team:
-    """A named team with everything that its roles need; policies: role -> name of its weights.
+    """A named team with everything that its roles need.
 
-    stepwise: texts of the history that a single agent's prompts hold, where each of its turns has a
-    prompt of its own; None for one conversation.
+    policies: role -> name of its weights. notes: by question, what a single agent reads behind it,
+    such as a protocol. stepwise: texts of the history in a single agent's prompts, where each of
+    its turns has a prompt of its own; None for one conversation.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Team:
     budgets: Budgets
     sampling: Sampling
     policies: Mapping[str, str]
+    notes: Mapping[str, str] = field(default_factory=dict)
     stepwise: Stepwise | None = None
 
 

@@ -34,7 +34,7 @@ class StepwiseAgent(Agent):
         oldest are left out until the prompt leaves room for a generation.
         """
         if self._opening is None:
-            self._opening = message
+            self._opening, message = message, Message("")
         elif message.text:
             marker = self.play.team.prompts.truncated
             items = shortened(message.items, lambda kept: self._fits(message, kept), marker)
@@ -73,11 +73,13 @@ class StepwiseAgent(Agent):
         return turn.query
 
     def _begin(self, history: Sequence[str], note: str) -> Conversation:
-        text = self._opening.render(self._opening.items)
+        opening = self._opening
+        text = replace(opening, note="").render(opening.items)
         if history:
             items = self._texts.separator.join(history)
             text += fill(self._texts.history, {"items": items})
-        return Conversation(self.play.team.chat, text + note, examples=self._opening.examples)
+        text += note + opening.note  # a protocol ends the user's turn, as in a view of the trace
+        return Conversation(self.play.team.chat, text, examples=opening.examples)
 
     def _leaves_room(self, history: Sequence[str], note: str) -> bool:
         team = self.play.team
