@@ -2,7 +2,8 @@
 `python launch/build_protocols.py --config=configs/mapd.py --base_url=URL --models=a,b --out=FILE`.
 
 The key comes from the environment variable named by --key_variable. Several models share the
-questions in turn. `--oracle=plain` lets the toy world's script play instead, without an endpoint.
+questions in turn. `--oracle=plain` lets a script play instead, without an endpoint: the toy
+world's, or one that follows real questions' gold decompositions (MuSiQue, 2WikiMultihopQA).
 Interrupted, the same command goes on where it stopped.
 """
 
@@ -14,8 +15,11 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import protocol_files, protocol_oracle
+from mas_jax.agents.protocol_gold import GoldScript
 from mas_jax.agents.protocol_team import Desk, Limits
 from mas_jax.agents.rollout import TooManyFailures
+from mas_jax.data.decomposition import read_steps
+from mas_jax.data.questions import jsonl
 from mas_jax.learning import assembly
 from mas_jax.sampling.api import Client, Endpoint
 from mas_jax.sampling.api_budget import BudgetExceeded, Price
@@ -38,6 +42,17 @@ STYLE = flags.DEFINE_bool("normalise_style", True, "take self-talk and repetitio
 flags.mark_flag_as_required("config")
 
 
+def scripts(scene: assembly.Scene) -> list[protocol_oracle.Player]:
+    """A script for each style. Raises: ValueError for files without decompositions."""
+    if scene.world is not None:
+        return [protocol_oracle.Oracle(scene.world, SKILL.value, s) for s in ORACLE.value]
+    steps = {}
+    for path in map(Path, CONFIG.value.data[SPLIT.value]):
+        steps |= read_steps(jsonl(path, dataset=path.stem, split=SPLIT.value))
+    questions = {question.uid: question for question in scene.questions[SPLIT.value]}
+    return [GoldScript(questions, steps, SKILL.value, s) for s in ORACLE.value]
+
+
 def desks(scene: assembly.Scene) -> list[Desk]:
     """A desk for each model, or each style of the script. Raises: ValueError for neither."""
     limits, search = Limits(), scene.retriever.search
@@ -47,12 +62,9 @@ def desks(scene: assembly.Scene) -> list[Desk]:
             raise ValueError(
                 f"--oracle: {unknown[0]!r} is none of {sorted(protocol_oracle.STYLES)}"
             )
-        if scene.world is None:
-            raise ValueError("--oracle plays the toy world; the config has real questions")
-        found = [protocol_oracle.Oracle(scene.world, SKILL.value, s) for s in ORACLE.value]
         return [
             Desk(protocol_oracle.local(o, limits), model=f"oracle-{o.style}", **shared)
-            for o in found
+            for o in scripts(scene)
         ]
     if not (MODELS.value and BASE_URL.value):
         raise ValueError("give --base_url and --models of an endpoint, or --oracle")

@@ -62,8 +62,12 @@ def default_config() -> ConfigDict:
     config.model = ConfigDict(
         # a directory in the Hugging Face layout, or "asset:NAME" of mas_jax/assets; "" is the toy
         # starting policy there
-        dict(checkpoint="", dtype="float32", policy="student", template="toy", prompts="toy")
-    )
+        # stepwise: the single agent's turns are prompts of their own, agents/stepwise.py
+        dict(
+            checkpoint="", dtype="float32", policy="student", template="toy", prompts="toy",
+            stepwise=False,
+        )
+    )  # fmt: skip
     # of one sampling engine; a host has as many engines as its devices make
     config.mesh = ConfigDict(dict(data=1, fsdp=1, tensor=1))
     # data/world.py; families: whose questions are played, () for all
@@ -173,6 +177,8 @@ def default_config() -> ConfigDict:
             ),
             alarms=dict(  # learning/alarms.py AlarmSettings
                 window=10, searches=0.5, valid_actions=0.8, entropy=0.2, failure_frac=0.05,
+                # of a stage with a privileged branch
+                length=0.5, growth=1.5, kl_to_start=0.5, style=0.1, leak=0.05,
             ),
         )
     )  # fmt: skip
@@ -380,6 +386,32 @@ def real_slices(config: ConfigDict, directory: str) -> None:
         )
     )  # fmt: skip
     config.encoder.update(dict(directory="package:minilm", max_tokens=128))
+
+
+def smollm2(config: ConfigDict) -> ConfigDict:
+    """SmolLM2-135M with examples in its prompts, at sizes for two cores and minutes a step."""
+    config.model.update(dict(checkpoint="package:smollm2", template="smollm2", prompts="small"))
+    config.engine.update(
+        dict(
+            context=1024, buckets=(512, 768, 1024), num_pages=3072, page_size=16, prefill_blocks=16,
+            decode_rows=16, decode_steps=8,
+        )
+    )  # fmt: skip
+    for team in TEAMS:
+        config.budgets[team].update(dict(context=1024, observation=128, passages=1))
+    config.sampling.max_tokens.update(dict(leader=48, searcher=48, answerer=48))
+    config.rollout.concurrent = 32
+    config.evaluation.update(dict(num_questions=50, num_runs=1))
+    for stage in config.stages.values():
+        stage.steps = 2
+    config.train.update(
+        dict(
+            questions=2, group_size=4, candidates=1, micro_rows=1, row_length=1024, chunk=256,
+            remat="dots", checkpoint_interval=1, validation_questions=4, role_gradient_interval=0,
+        )
+    )  # fmt: skip
+    config.train.optimizer.update(dict(learning_rate=1e-6, warmup_steps=1))
+    return config
 
 
 def pod_config(

@@ -79,6 +79,8 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
                 "roles reads the question alone; set evaluation.teams=('single',)"
             )
         _check_budgets(config, team)
+        if config.model.stepwise:
+            _check_stepwise("evaluation.teams", team)
     if not t.stages or len(set(t.stages)) < len(t.stages):
         raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
     for name in t.stages:
@@ -120,6 +122,16 @@ def _check_choice(where: str, value: str, choices: Iterable[str]) -> None:
         near = get_close_matches(value, choices, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"{where}: {value!r} is unknown; {hint}choose from {choices}")
+
+
+def _check_stepwise(where: str, team: str, sampler: str = "policy") -> None:
+    """What plays where model.stepwise is set. Raises: ValueError."""
+    if team != "single" or sampler == "oracle":
+        raise ValueError(
+            f"model.stepwise=True and {where} is played by the {team} with sampler={sampler!r}: "
+            "only a policy that is the team 'single' has a prompt for each turn; set team='single' "
+            "and sampler='policy', or model.stepwise=False"
+        )
 
 
 def _check_protocols(config: ConfigDict) -> None:
@@ -210,6 +222,8 @@ def _check_stage(config: ConfigDict, name: str) -> None:
     stage, t, where = config.stages[name], config.train, f"stages.{name}"
     _check_choice(f"{where}.team", stage.team, TEAMS)
     _check_choice(f"{where}.sampler", stage.sampler, SAMPLERS)
+    if config.model.stepwise:
+        _check_stepwise(where, stage.team, stage.sampler)
     _check_budgets(config, stage.team)
     context = config.budgets[stage.team].context
     if t.row_length < context:

@@ -105,7 +105,8 @@ class Turn:
 
     action: "search", "report", "assign", "select", "answer", or "invalid" for a reason.
     query, found: of a search, what was asked and the ids of the passages that came back, best
-    first; none after a failure.
+    first; none after a failure. dropped: of a stepwise agent's turn, entries of the history that
+    its prompt left out; None of others.
     """
 
     start: int
@@ -115,6 +116,7 @@ class Turn:
     reason: str = ""
     query: str = ""
     found: tuple[str, ...] = ()
+    dropped: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from mas_jax.agents import chat
-from mas_jax.agents.prompts import load_prompts
+from mas_jax.agents.prompts import load_prompts, load_stepwise
 from mas_jax.agents.setting import Budgets, Run, Sampling, Team, World
 from mas_jax.records import Passage, Question, Sample, StopReason
 
@@ -67,6 +67,7 @@ def make_team(
     max_tokens: int = 200,
     template: chat.ChatTemplate = chat.TOY,
     prompts: str = "toy",
+    stepwise: bool = False,
 ) -> Team:
     """A team of the character tokenizer."""
     return Team(
@@ -82,6 +83,7 @@ def make_team(
             candidates=candidates,
         ),
         policies=dict(leader="lead", searcher="seek", answerer="tell"),
+        stepwise=load_stepwise(prompts) if stepwise else None,
     )
 
 

@@ -543,3 +543,16 @@ def test_only_the_single_agent_has_such_a_branch(tmp_path):
     row.update(dict(view="privileged", divergence="reverse_kl", teacher="live"))
     with pytest.raises(ValueError, match="set team='single', or view='none'"):
         validate(config)
+
+
+def test_only_the_single_agent_takes_its_turns_one_by_one(tmp_path):
+    config = with_checkpoint(load("mapd_toy").get_config(), tmp_path)
+    config.model.stepwise = True
+    validate(config)
+    config.stages.agent.sampler = "oracle"
+    with pytest.raises(ValueError, match=r"stages\.agent is played by the single with sampler='or"):
+        validate(config)
+    config.stages.agent.sampler = "policy"
+    config.evaluation.teams = ("single", "cascade")
+    with pytest.raises(ValueError, match=r"evaluation\.teams is played by the cascade"):
+        validate(config)

@@ -118,6 +118,17 @@ def test_style_is_taken_away_and_counted():
     assert rejection(plain, QUESTION, PASSAGES) is None
 
 
+def test_a_fact_that_only_a_relevant_one_names_is_relevant():
+    # no step of the plan can name Dick's birth, his town, or its mayor
+    facts = ("Philip Dick wrote it.", "Born in Ohio was Philip.", "Ohio is a state.", "Rome fell.")
+    chain = changed(
+        ["grounding_facts"], [{"fact": fact, "passage_id": "p1"} for fact in reversed(facts)]
+    )
+    plain, cleaned = normalise(chain, QUESTION)
+    assert [f["fact"] for f in plain["grounding_facts"]] == list(reversed(facts[:3]))
+    assert cleaned.irrelevant == 1
+
+
 def test_a_field_that_is_all_self_talk_stays():
     only = changed(["reasoning_plan", 0, "goal"], "I should look.")
     plain, cleaned = normalise(only, QUESTION)

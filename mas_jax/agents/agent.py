@@ -9,7 +9,7 @@ import copy
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 from mas_jax.agents.actions import Action, Invalid, closing_tags, parse
-from mas_jax.agents.chat import Conversation
+from mas_jax.agents.chat import Conversation, Strand
 from mas_jax.agents.prompts import Message, fill
 from mas_jax.agents.setting import Grant, JudgeJob, Run, Team, World
 from mas_jax.records import (
@@ -228,9 +228,13 @@ class Agent:
         self.play.agents.append(other)
         return other
 
+    @property
+    def strands(self) -> list[Strand]:
+        """All that it was told and said, token by token."""
+        return [] if self.conversation is None else self.conversation.strands
+
     def traces(self) -> list[Trace]:
-        """One Trace for each strand of the conversation in which something was generated."""
-        strands = [] if self.conversation is None else self.conversation.strands
+        """One Trace for each strand in which something was generated."""
         return [
             Trace(
                 tokens=tuple(strand.tokens),
@@ -244,7 +248,7 @@ class Agent:
                 turns=tuple(strand.turns),
                 candidate=self.candidate,
             )
-            for strand in strands
+            for strand in self.strands
             if strand.turns
         ]
 

@@ -191,6 +191,11 @@ class Conversation:
         turns = self.strands[-1].turns
         turns[-1] = replace(turns[-1], query=query, found=tuple(found))
 
+    def note_dropped(self, number: int) -> None:
+        """Notes at the last turn how many entries of a history its prompt left out."""
+        turns = self.strands[-1].turns
+        turns[-1] = replace(turns[-1], dropped=number)
+
     def extend(self, text: str) -> None:
         """Closes the last generation and adds outside text as a user's message."""
         if self._sampled is not None:

@@ -25,6 +25,8 @@ _ALLOWED = {
     "report": {"id", "text"},
     "reports": {"items", "waves", "turns"},
     "invalid": {"reason"},
+    "looked_up": {"query", "found"},
+    "history": {"items"},
     "judge": {"question", "subtask", "searches", "report"},
 }
 _NEEDED = {
@@ -36,6 +38,8 @@ _NEEDED = {
     "information": {"items"},
     "report": {"id", "text"},
     "reports": {"items"},
+    "looked_up": {"query", "found"},
+    "history": {"items"},
     "judge": {"subtask", "report"},
 }
 
@@ -109,7 +113,16 @@ def load_prompts(name: str | Path) -> Prompts:
     texts = json.loads((folder / "observations.json").read_text(encoding="utf-8"))
     for role in _ROLES:
         texts[role] = (folder / f"{role}.txt").read_text(encoding="utf-8").removesuffix("\n")
-    fields = {field.name for field in dataclasses.fields(Prompts)} - {"examples"}
+    _check_texts(name, texts, {field.name for field in dataclasses.fields(Prompts)} - {"examples"})
+    return Prompts(**texts, examples=_examples(name, folder / "examples.json"))
+
+
+def _folder(name: str | Path) -> Path:
+    shipped = importlib.resources.files("mas_jax.agents") / "prompts"
+    return shipped / name if name in ("full", "small", "toy") else Path(name)
+
+
+def _check_texts(name: str | Path, texts: Mapping[str, str], fields: set[str]) -> None:
     if set(texts) != fields:
         raise ValueError(
             f"prompts {name}: missing {sorted(fields - set(texts))}, "
@@ -117,12 +130,6 @@ def load_prompts(name: str | Path) -> Prompts:
         )
     for key, text in texts.items():
         _check_placeholders(name, key, text)
-    return Prompts(**texts, examples=_examples(name, folder / "examples.json"))
-
-
-def _folder(name: str | Path) -> Path:
-    shipped = importlib.resources.files("mas_jax.agents") / "prompts"
-    return shipped / name if name in ("full", "small", "toy") else Path(name)
 
 
 def _check_placeholders(name: str | Path, key: str, text: str) -> None:
@@ -147,6 +154,32 @@ def load_judge_prompt(name: str | Path) -> str:
     text = path.read_text(encoding="utf-8").removesuffix("\n")
     _check_placeholders(name, "judge", text)
     return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepwise:
+    """The texts of a prompt that tells what happened before.
+
+    looked_up: a search and what it found. history: behind the opening, around such entries and what
+    was said of invalid actions, which are joined by the separator.
+    """
+
+    looked_up: str
+    history: str
+    separator: str
+
+
+def load_stepwise(name: str | Path) -> Stepwise:
+    """`stepwise.json` of a prompt set. Raises: ValueError if there is none, a text is missing or
+    unknown, or has a placeholder it cannot have."""
+    path = _folder(name) / "stepwise.json"
+    if not path.is_file():
+        raise ValueError(
+            f"prompts {name}: there is no stepwise.json; take 'full', 'small' or 'toy'"
+        )
+    texts = json.loads(path.read_text(encoding="utf-8"))
+    _check_texts(name, texts, {field.name for field in dataclasses.fields(Stepwise)})
+    return Stepwise(**texts)
 
 
 def _examples(name: str | Path, path: Path) -> dict[str, tuple[tuple[str, str], ...]]:

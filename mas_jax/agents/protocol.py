@@ -76,21 +76,23 @@ def rejection(
 
 def leaks(text: str, question: Question) -> str:
     """The first golden answer whose words stand in a text, "" for none."""
-    words, asked = _words(text), _words(question.text)
     for answer in question.golden_answers:
-        told = _words(answer)
-        can_leak = told and " ".join(told) not in _CLOSED and not _stands(told, asked)
-        if can_leak and _stands(told, words):
+        is_closed = " ".join(_words(answer)) in _CLOSED
+        if not is_closed and holds(text, answer) and not holds(question.text, answer):
             return answer
     return ""
 
 
+def holds(text: str, piece: str) -> bool:
+    """Whether the words of a piece, which has some, stand in a text, as exact match reads them."""
+    told, words = _words(piece), _words(text)
+    return bool(told) and any(
+        words[i : i + len(told)] == told for i in range(len(words) - len(told) + 1)
+    )
+
+
 def _words(text: str) -> list[str]:
     return normalize_answer(text).split()
-
-
-def _stands(piece: Sequence[str], words: Sequence[str]) -> bool:
-    return any(words[i : i + len(piece)] == piece for i in range(len(words) - len(piece) + 1))
 
 
 def _spaced(text: str) -> str:
@@ -122,8 +124,8 @@ def normalise(protocol: Protocol, question: Question) -> tuple[Protocol, Cleaned
     """A protocol in a plain style, and how much was taken away.
 
     Sentences that address the writer itself go, unless a field would be empty; so do steps, facts
-    and findings that were said before, and facts that share no word of four letters or more with
-    the question, another step or the answer.
+    and findings that were said before, and facts that share neither a word of four letters or more
+    with the question, a step or the answer, nor a name with a fact that does.
     """
     found = copy.deepcopy(protocol)
     talk = 0
@@ -143,7 +145,7 @@ def normalise(protocol: Protocol, question: Question) -> tuple[Protocol, Cleaned
             repeated += len(found[name]) - len(kept)
             found[name] = kept
     about = {word for text in _named(found, question) for word in _words(text) if len(word) > 3}
-    facts = [f for f in found["grounding_facts"] if about & set(_words(f["fact"]))]
+    facts = _relevant(found["grounding_facts"], about)
     irrelevant = len(found["grounding_facts"]) - len(facts)
     found["grounding_facts"] = facts
     return found, Cleaned(talk, repeated, irrelevant)
@@ -153,6 +155,24 @@ def _named(protocol: Protocol, question: Question) -> list[str]:
     """Texts that say what a protocol is about."""
     steps = [step[key] for step in protocol["reasoning_plan"] for key in ("goal", "query_hint")]
     return [question.text, protocol.get("answer", ""), *steps]
+
+
+def _relevant(facts: Sequence[Mapping], about: set[str]) -> list[Mapping]:
+    """Facts about one of these words, and in turn those that name what such a fact names: the plan
+    of a chain does not name what its first steps give."""
+    kept, names = [], set()
+    while new := [
+        f for f in facts
+        if f not in kept and (about & set(_words(f["fact"])) or names & _names(f["fact"]))
+    ]:  # fmt: skip
+        kept += new
+        names |= {name for f in new for name in _names(f["fact"])}
+    return [f for f in facts if f in kept]
+
+
+def _names(text: str) -> set[str]:
+    """Words of four letters or more that begin with a capital."""
+    return {word for word in re.findall(r"\w{4,}", text) if word[0].isupper()}
 
 
 def _without_talk(text: str) -> tuple[str, int]:
@@ -169,6 +189,17 @@ def _distinct(items: Sequence, key: str | None) -> list:
 
 
 # --- what the privileged branch reads -------------------------------------------------------------
+
+# by form: what only one who has read a protocol says; signs that a student leaks it
+MARKERS: Mapping[str, tuple[str, ...]] = {
+    "json": (
+        "protocol", "privileged", "task_type", "reasoning_plan", "query_hint", "grounding_facts",
+        "answer_grounded", "partial_findings", "grounding fact", "partial finding",
+        "reasoning plan", "given above", "as provided", "according to the plan", "the given answer",
+        "the provided answer",
+    ),
+    "toy": ("| find", "| from", "| report", "| answer"),
+}  # fmt: skip
 
 
 def select(protocol: Protocol, fields: Sequence[str]) -> Protocol:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mas_jax.agents import protocol_team
 from mas_jax.agents.oracle import UNKNOWN, answerer_action, read
@@ -70,7 +70,7 @@ class Oracle:
     def _summarizer(self, payload: Mapping) -> dict:
         nothing = {"summary": "not found", "evidence_ids": []}
         parsed = parse_ask(self._resolved(payload))
-        if parsed is None or _uniform(payload, self.style) >= self.skill:
+        if parsed is None or uniform(payload, self.style) >= self.skill:
             return nothing
         for shown in payload["passages"]:
             passage = Passage(shown["id"], shown["title"], shown["text"])
@@ -150,8 +150,15 @@ def role_of(messages: Sequence[Mapping[str, str]], limits: protocol_team.Limits)
     raise ValueError(f"no role is told {messages[0]['content'][:60]!r}")
 
 
-def local(oracle: Oracle, limits: protocol_team.Limits) -> Callable[..., Awaitable[Said]]:
-    """The `complete` function of a desk at which the oracle sits; words count as tokens."""
+class Player(Protocol):
+    """A script in the chairs of the offline system."""
+
+    def reply(self, role: str, payload: Mapping) -> dict:
+        """What a role says to a payload."""
+
+
+def local(oracle: Player, limits: protocol_team.Limits) -> Callable[..., Awaitable[Said]]:
+    """The `complete` function of a desk at which a script sits; words count as tokens."""
 
     async def complete(messages: Sequence[Mapping[str, str]], **_) -> Said:
         payload = json.loads(messages[1]["content"])
@@ -162,7 +169,7 @@ def local(oracle: Oracle, limits: protocol_team.Limits) -> Callable[..., Awaitab
     return complete
 
 
-def _uniform(payload: Mapping, style: str) -> float:
+def uniform(payload: Mapping, style: str) -> float:
     """A number in [0, 1) that follows from a request."""
     text = json.dumps([style, payload], sort_keys=True)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64

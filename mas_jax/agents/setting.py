@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from mas_jax.agents.chat import Chat
-from mas_jax.agents.prompts import Prompts
+from mas_jax.agents.prompts import Prompts, Stepwise
 
 UNCAPPED = 10**9  # more than any episode can use
 
@@ -67,7 +67,8 @@ class Team:
     """A named team with everything that its roles need.
 
     policies: role -> name of its weights. notes: by question, what a single agent reads behind it,
-    such as a protocol.
+    such as a protocol. stepwise: texts of the history in a single agent's prompts, where each of
+    its turns has a prompt of its own; None for one conversation.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Team:
     sampling: Sampling
     policies: Mapping[str, str]
     notes: Mapping[str, str] = field(default_factory=dict)
+    stepwise: Stepwise | None = None
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """The single search agent: it searches and then answers the question itself.
 
-Its role is "searcher", with a prompt of its own; its answer is the only prediction.
+Its role is "searcher", with a prompt of its own; its answer is the only prediction. Its turns are
+one conversation, or, with the texts of a history, a prompt each.
 """
 
 from mas_jax.agents.agent import Agent, Play
 from mas_jax.agents.prompts import Message
 from mas_jax.agents.searcher import Ending, search_until
+from mas_jax.agents.stepwise import StepwiseAgent
 
 
 async def search_and_answer(play: Play) -> Ending:
     """The answer to the question within the episode's turns, the last of which must be it."""
-    agent = Agent(play, "searcher", "single", actions=("search", "answer"))
+    kind = Agent if play.team.stepwise is None else StepwiseAgent
+    agent = kind(play, "searcher", "single", actions=("search", "answer"))
     prompts, question = play.team.prompts, play.question
     agent.hear(
         Message(

@@ -68,12 +68,11 @@ def _trace_to_json(trace: Trace) -> dict:
 
 
 def _turn_to_json(turn: Turn) -> dict:
-    """The turn's fields; those of a search only where it is one."""
+    """The turn's fields; those of a search, or of a history, only where it has them."""
     fields = {**vars(turn), "stop_reason": turn.stop_reason.value}
-    for name in ("query", "found"):
-        if not fields[name]:
-            del fields[name]
-    return fields
+    empty = [name for name in ("query", "found") if not fields[name]]
+    empty += [] if turn.dropped is not None else ["dropped"]
+    return {name: value for name, value in fields.items() if name not in empty}
 
 
 def _turn_from_json(value: dict) -> Turn:

@@ -6,13 +6,16 @@ Must not know: logs, files, who acts on an alarm.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 SEARCHES = "rollout/searches"
 VALID_ACTIONS = "rollout/valid_action_frac"
 FAILURES = "rollout/failure_frac"
 COMPILATIONS = "engine/compilations"
+# monitors.py
+MARKERS_SAID, ANSWERS_TOLD = "leak/marker_frac", "leak/answer_frac"
+STYLES = ("unigram", "bigram")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class AlarmSettings:
     searches, valid_actions, entropy: the metric has collapsed below this share of its norm.
     failure_frac: more than this share of the episodes failing in the world is too much.
     distilled: roles whose row has a distillation stream.
+    privileged: roles whose teacher reads more than they do; the rest is watched where there are
+    any. length: as searches, of what such an agent samples. growth: more than so many times the
+    norm of searches or length is too much, too. kl_to_start: nats a token. style: nats of drift
+    (`monitors.Style`). leak: share of episodes with a marker, and by which those that tell an
+    answer may pass their norm (`monitors.tally_leaks`).
     """
 
     window: int
@@ -30,6 +38,12 @@ class AlarmSettings:
     entropy: float
     failure_frac: float
     distilled: tuple[str, ...]
+    privileged: tuple[str, ...] = ()
+    length: float = 0.5
+    growth: float = 1.5
+    kl_to_start: float = 0.5
+    style: float = 0.1
+    leak: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,11 +65,40 @@ class _Verdict:
     message: str
 
 
+@dataclass(frozen=True)
+class _Bounds:
+    """A metric goes bad below `share` of its norm, and above `growth` of it and `more`."""
+
+    name: str
+    share: float
+    growth: float = math.inf
+    more: float = 0.0
+
+    def verdict(self, metric: str, value: float, norm: float, num: int) -> _Verdict:
+        """num: steps that made the norm."""
+        least, most, most_good = self.share * norm, math.inf, math.inf
+        least_good = (1 + self.share) / 2 * norm if self.share else 0.0
+        if math.isfinite(self.growth):
+            most = self.growth * norm + self.more
+            most_good = (1 + self.growth) / 2 * norm + self.more / 2
+        of = f"of the {norm:.3g} of the run's first {num} steps"
+        how = f"above {most:.3g}, which is {self.growth:g} {of}"
+        how += f" and {self.more:g}" if self.more else ""
+        if value < least:
+            how = f"below {self.share:g} {of}"
+        return _Verdict(
+            self.name,
+            bad=value < least or value > most,
+            good=least_good <= value <= most_good,
+            message=f"{metric} is {value:.3g}, {how}",
+        )
+
+
 class Alarms:
     """Watches the metrics of one run, step by step.
 
     An alarm is given once, when its metric goes bad, and again only after that had recovered: half
-    of the way from the limit back to the norm (to half the limit for failures of the world).
+    of the way from the limit back to the norm (to half the limit for what has no norm).
     Metrics that a step lacks or that are not finite are not judged and leave the norm alone.
     """
 
@@ -86,36 +129,53 @@ class Alarms:
         return found
 
     def _verdicts(self, values: Mapping[str, float]) -> Iterator[_Verdict]:
-        yield from self._collapses(values)
+        s = self._settings
+        for metric, value in values.items():
+            if (bounds := self._bounds(metric)) is None:
+                continue
+            num, total = self._norms.get(metric, (0, 0.0))
+            if num < s.window:
+                self._norms[metric] = num + 1, total + value
+            else:
+                yield bounds.verdict(metric, value, total / num, num)
         if COMPILATIONS in values:
             yield self._compiling(values[COMPILATIONS])
         if FAILURES in values:
-            yield _failing(values[FAILURES], self._settings.failure_frac)
-        yield from _distilling(values, self._settings.distilled)
+            verdict = _above("world_failures", FAILURES, values[FAILURES], s.failure_frac)
+            yield replace(verdict, message=f"{verdict.message}: see the kinds of failure")
+        yield from _distilling(values, s.distilled)
+        if s.privileged:
+            yield from self._privileged(values)
 
-    def _collapses(self, values: Mapping[str, float]) -> Iterator[_Verdict]:
-        for metric, value in values.items():
-            match metric.split("/"):
-                case _ if metric == SEARCHES:
-                    name, share = "searches", self._settings.searches
-                case _ if metric == VALID_ACTIONS:
-                    name, share = "valid_actions", self._settings.valid_actions
-                case "update", role, "entropy":
-                    name, share = f"entropy/{role}", self._settings.entropy
-                case _:
-                    continue
-            num, total = self._norms.get(metric, (0, 0.0))
-            if num < self._settings.window:
-                self._norms[metric] = num + 1, total + value
-                continue
-            norm = total / num
-            yield _Verdict(
-                name,
-                bad=value < share * norm,
-                good=value >= (1 + share) / 2 * norm,
-                message=f"{metric} is {value:.3g}, below {share:g} of the {norm:.3g} of the run's "
-                f"first {num} steps",
-            )
+    def _bounds(self, metric: str) -> "_Bounds | None":
+        """Of a metric that has a norm; None for others."""
+        s = self._settings
+        growth = s.growth if s.privileged else math.inf
+        match metric.split("/"):
+            case _ if metric == SEARCHES:
+                return _Bounds("searches", s.searches, growth)
+            case _ if metric == VALID_ACTIONS:
+                return _Bounds("valid_actions", s.valid_actions)
+            case "update", role, "entropy":
+                return _Bounds(f"entropy/{role}", s.entropy)
+            case "rollout", role, "length" if role in s.privileged:
+                return _Bounds(f"length/{role}", s.length, growth)
+            case _ if metric == ANSWERS_TOLD and s.privileged:
+                return _Bounds("leak/answers", 0.0, 1.0, s.leak)
+        return None
+
+    def _privileged(self, values: Mapping[str, float]) -> Iterator[_Verdict]:
+        """What has no norm and is watched where a teacher reads more."""
+        s = self._settings
+        limits = {MARKERS_SAID: ("leak/markers", s.leak)}
+        limits |= {f"style/{kind}_drift": (f"style/{kind}s", s.style) for kind in STYLES}
+        limits |= {
+            f"update/{role}/kl_to_start": (f"kl_to_start/{role}", s.kl_to_start)
+            for role in s.privileged
+        }
+        for metric, (name, limit) in limits.items():
+            if metric in values:
+                yield _above(name, metric, values[metric], limit)
 
     def _compiling(self, compilations: float) -> _Verdict:
         """Programs compiled so far by this process; fewer than before means a new process."""
@@ -132,12 +192,12 @@ class Alarms:
         )
 
 
-def _failing(failure_frac: float, limit: float) -> _Verdict:
+def _above(name: str, metric: str, value: float, limit: float) -> _Verdict:
     return _Verdict(
-        "world_failures",
-        bad=failure_frac > limit,
-        good=failure_frac <= limit / 2,
-        message=f"{FAILURES} is {failure_frac:.3g}, above {limit:g}: see the kinds of failure",
+        name,
+        bad=value > limit,
+        good=value <= limit / 2,
+        message=f"{metric} is {value:.3g}, above {limit:g}",
     )
 
 

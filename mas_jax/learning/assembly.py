@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from mas_jax.agents.chat import TEMPLATES, Chat, check_template, hf_render, make_chat
 from mas_jax.agents.judge import Judge, api_judge, length_judge, oracle_judge, policy_judge
-from mas_jax.agents.prompts import Prompts, load_judge_prompt, load_prompts
+from mas_jax.agents.prompts import Prompts, load_judge_prompt, load_prompts, load_stepwise
 from mas_jax.agents.setting import Budgets, Sampling, Team
 from mas_jax.data.questions import Mixture, read_jsonl
 from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
@@ -267,6 +267,7 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
         budgets=Budgets(**config.budgets[name]),
         sampling=Sampling(**sampling),
         policies=dict.fromkeys(roles, config.model.policy),
+        stepwise=load_stepwise(config.model.prompts) if config.model.stepwise else None,
     )
 
 

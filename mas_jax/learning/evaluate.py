@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from mas_jax.agents import rollout
+from mas_jax.agents.prompts import load_stepwise
 from mas_jax.agents.setting import Run, World
 from mas_jax.config_rules import validate
 from mas_jax.evaluation import (
@@ -105,7 +106,8 @@ def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict
     weights = hashlib.blake2b(digest_size=16)
     for path in sorted(system.directory.glob("*.safetensors")):
         weights.update(path.read_bytes())
-    model = {key: value for key, value in config.model.to_dict().items() if key != "checkpoint"}
+    model = config.model.to_dict()
+    del model["checkpoint"], model["stepwise"]
     values = {
         "weights": weights.hexdigest(),
         **scene.identity,
@@ -120,6 +122,8 @@ def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict
         "seed": config.seed,
         **({"notes": digest(_notes(config))} if config.evaluation.privileged else {}),
     }
+    if config.model.stepwise:
+        values["stepwise"] = dataclasses.asdict(load_stepwise(config.model.prompts))
     return json.loads(json.dumps(values))  # tuples as the records will hold them
 
 

@@ -78,6 +78,7 @@ def tally(episodes: Sequence[Episode]) -> Tally:
     reward: mean over those the world did not fail; em: of first candidates, failures are wrong.
     length: tokens that one agent sampled; report_length: of a report. Shares are of generations.
     distinct_queries_frac: different queries of a question over all that its episodes asked.
+    dropped_history: entries that a stepwise agent's prompt left out, a turn.
     errors/judge: also single judgements that failed, which their episodes outlive.
     """
     scores = [score_episode(episode) for episode in episodes]
@@ -127,6 +128,9 @@ def _tally_role(own: Sequence[Trace], num_episodes: int) -> Tally:
     }  # fmt: skip
     if said["search"]:  # how many of a question's queries no other episode asks too
         found["distinct_queries_frac"] = (len(set(said["search"])), len(said["search"]))
+    dropped = [turn.dropped for turn in turns if turn.dropped is not None]
+    if dropped:
+        found["dropped_history"] = (sum(dropped), len(dropped))
     if said["report"]:
         found["report_length"] = (sum(len(x) for _, x in said["report"]), len(said["report"]))
     return found

@@ -26,7 +26,7 @@ from mas_jax.agents.setting import Run, Team, World
 from mas_jax.agents.tree import Shape
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
-from mas_jax.learning import cost, experience, hosts, kept_episodes, update
+from mas_jax.learning import cost, experience, hosts, kept_episodes, monitors, update
 from mas_jax.learning.alarms import Alarms, AlarmSettings
 from mas_jax.learning.checkpoint import Checkpointer, check_config
 from mas_jax.learning.credit import credit, over_hosts
@@ -172,6 +172,11 @@ def distilled(programme: Programme) -> tuple[str, ...]:
     return tuple(role for role, row in programme.items() if row.distils)
 
 
+def privileged_roles(programme: Programme) -> tuple[str, ...]:
+    """Roles whose teacher reads more than they do."""
+    return tuple(role for role, row in programme.items() if row.learns and row.is_viewed)
+
+
 def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
     """Parameters after the stage's steps; goes on from the newest whole checkpoint in workdir.
 
@@ -197,6 +202,9 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
             state, best = restored.state, restored.meta["best"]
             logger.info("%s: going on from step %d", stage.name, restored.step)
         done = start_step = 0 if restored is None else restored.step
+        style = monitors.Style(stage.alarms.window)
+        if restored is not None and stage.privilege is not None:
+            style = monitors.Style.from_state(restored.meta["style"])
         with (
             _stop_on_sigterm() as asked,
             metrics.Writer(
@@ -206,7 +214,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
         ):  # fmt: skip
             alarms = Alarms.from_history(stage.alarms, _history(workdir))
             for step in range(start_step, stage.steps):
-                state, values = _step(stage, trainer, state, step, workdir)
+                state, values = _step(stage, trainer, state, step, workdir, style)
                 done = step + 1
                 is_last, is_best, value = done == stage.steps, False, None
                 if _due(s.validation_interval, step) or (s.validation_interval and is_last):
@@ -225,6 +233,8 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
                         "config": stage.config, "best": best, "seed": stage.seed,
                         "questions_seen": done * s.questions,
                     }  # fmt: skip
+                    if stage.privilege is not None:
+                        meta["style"] = style.state
                     checkpoints.save(done, state, meta, value=value)
                 if stop:
                     break
@@ -263,9 +273,10 @@ def _views(
 
 
 def _step(
-    stage: Stage, trainer: Trainer, state: TrainState, step: int, workdir: Path
-) -> tuple[TrainState, dict[str, float]]:
-    """The state after one step, and its metrics."""
+    stage: Stage, trainer: Trainer, state: TrainState, step: int, workdir: Path,
+    style: monitors.Style,
+) -> tuple[TrainState, dict[str, float]]:  # fmt: skip
+    """The state after one step, and its metrics; `style` is told of it."""
     s, programme = stage.settings, stage.programme
     start_s, phases = time.perf_counter(), Phases()
     sampled_s = stage.sampler_counts().get("device_s")
@@ -302,6 +313,8 @@ def _step(
         counted = dict(stage.sampler_counts())
         own = [experience.tally(episodes), found, counts, counted, shown]
         values = _over_hosts(hosts.gather(own))
+        if stage.privilege is not None:
+            values |= _watched(stage.privilege, episodes, sources, style)
     with phases("score"):
         scores = trainer.scores(state, batch, num_micro)
         values |= trainer.drift(stage.reference, batch, num_micro, frac=s.drift_frac)
@@ -326,6 +339,18 @@ def _step(
     )  # fmt: skip
     step_s, num_tokens = time.perf_counter() - start_s, int(values["batch/num_tokens"])
     return state, values | phases.metrics(step_s, num_tokens, sampled_s)
+
+
+def _watched(
+    privilege: Privilege, episodes: Sequence[Episode], sources: Sources, style: monitors.Style
+) -> dict[str, float]:
+    """What a policy with a privileged branch is watched for, over all hosts' episodes."""
+    leaks = monitors.tally_leaks(
+        episodes, sources.questions, sources.texts, markers=privilege.markers,
+        tokenizer=privilege.chat.tokenizer,
+    )  # fmt: skip
+    tallies, counts = zip(*hosts.gather([leaks, monitors.count_tokens(episodes)]), strict=True)
+    return experience.divided(*tallies) | style.add(np.sum(counts, axis=0))
 
 
 def _over_hosts(gathered: list[list[dict]]) -> dict[str, float]:

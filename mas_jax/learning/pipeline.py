@@ -20,6 +20,7 @@ from rich.console import Console
 
 from mas_jax.agents.judge import Judge
 from mas_jax.agents.oracle import Flaws
+from mas_jax.agents.protocol import MARKERS
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
@@ -231,7 +232,9 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
     shown = privileged.read_texts(p, seed=pipeline.config.seed)
     examples = scene.prompts.examples.get("single", ())
     fallback = privileged.fallback_of(p.fallback, control=p.control)
-    return Privilege(shown, scene.chat, fallback=fallback, num_examples=len(examples))
+    return Privilege(
+        shown, scene.chat, fallback=fallback, num_examples=len(examples), markers=MARKERS[p.form]
+    )
 
 
 def _stage_config(config: ConfigDict, privilege: Privilege | None) -> dict:
@@ -250,7 +253,9 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
     team = assembly.make_team(config, section.team, scene, training=True)
     fields = {field.name for field in dataclasses.fields(loop.TrainSettings)}
     has_turn_rewards = any(row.turn_reward != "none" for row in programme.values())
-    alarms = t.alarms.to_dict() | {"distilled": loop.distilled(programme)}
+    alarms = t.alarms.to_dict() | {
+        "distilled": loop.distilled(programme), "privileged": loop.privileged_roles(programme)
+    }  # fmt: skip
     privilege = _privilege(pipeline, programme)
     return loop.Stage(
         name=name,

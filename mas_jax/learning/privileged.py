@@ -77,13 +77,15 @@ class Privilege:
     """What the privileged branch is shown.
 
     texts: by question. fallback: "rollout" for the first correct rollout of the group where there
-    is no text, "none" for nothing. num_examples: exchanges before the opening question.
+    is no text, "none" for nothing. num_examples: exchanges before the opening question. markers:
+    what only a reader of such texts says, `protocol.MARKERS`.
     """
 
     texts: Mapping[str, str]
     chat: Chat
     fallback: str = "rollout"
     num_examples: int = 0
+    markers: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """Of all texts: what a run that goes on must find again."""
