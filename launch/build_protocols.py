@@ -14,7 +14,8 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import protocol_files, protocol_oracle
-from mas_jax.agents.protocol_team import Desk, Limits
+from mas_jax.agents.protocol_roles import Limits
+from mas_jax.agents.protocol_team import Desk
 from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.learning import assembly
 from mas_jax.sampling.api import Client, Endpoint
