@@ -42,12 +42,17 @@ def flat(config):
 
 
 def with_checkpoint(config, directory):
-    """The config with a checkpoint directory and protocols that are there, where it names some."""
+    """The config with checkpoint directories and records that are there, where it names some."""
     if config.model.checkpoint:
         config.model.checkpoint = str(directory)
+    if config.teacher.checkpoint:
+        config.teacher.checkpoint = str(directory)
+    records = directory / "protocols.jsonl"
+    records.touch()
     if config.privileged.protocols:
-        config.privileged.protocols = str(directory / "protocols.jsonl")
-        (directory / "protocols.jsonl").touch()
+        config.privileged.protocols = str(records)
+    if config.trajectories:
+        config.trajectories = str(records)
     return config
 
 

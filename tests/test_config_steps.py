@@ -113,6 +113,7 @@ def test_a_shrunk_config_takes_one_step(name, shared, tmp_path, request):
     if config.train.view_length:
         path = request.getfixturevalue("protocols")
         config.privileged.update(dict(protocols=str(path), form="toy"))
+        config.trajectories = str(path)
         config.train.view_length = 768
     validate(config)
     done = pipeline.run(in_place(shared, config, tmp_path), Console(quiet=True))

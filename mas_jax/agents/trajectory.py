@@ -1,8 +1,8 @@
-"""Raw trajectories of a teacher: what a record says was looked for, asked, found and answered, as the
-turns of one agent, and a `sample` function that takes these turns again.
+"""Raw trajectories of a teacher: what it looked for, asked, found and answered, as turns.
 
-The agent's passages are not part of a trajectory: who takes its turns searches anew, so that what is
-imitated is what the student will meet. Must not know: who wrote the record, training.
+They come from a protocol's record, and a `sample` function takes them again. Passages are no part
+of them: who takes the turns searches anew, so that what is imitated stands behind what the student
+would be shown. Must not know: who wrote the record, training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ Trajectory = tuple[str, ...]  # what the agent says, turn by turn
 
 
 def written_out(record: Mapping, form: str) -> Trajectory:
-    """A record's search as one agent's turns: each query is a turn of its own, in front of the first
-    of a subtask stands what was found before and what is looked for now; the last is the answer.
+    """A record's work as one agent's turns: each query is one, and the answer is the last. In front
+    of a subtask's first query, and of the answer, stands what was found before and is looked for.
 
     form: "toy" in the toy world's words and tokens, "full" for real models. No angle bracket of the
     teacher's is kept, so that it forges neither an action nor a control token.

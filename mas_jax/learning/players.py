@@ -1,6 +1,6 @@
-"""Who plays a stage's episodes: the policy, the toy world's script, or a teacher's trajectories again.
+"""Who plays a stage's episodes: the policy, the toy world's script, or a teacher's trajectories.
 
-The latter two are imitated; their tokens were drawn from no policy, so they have no log-probs.
+The last two are imitated; their tokens were drawn from no policy, so they have no log-probs.
 Must not know: how a stage trains.
 """
 
