@@ -30,7 +30,7 @@ from mas_jax.config import (
 )
 
 SYSTEMS = {
-    "grpo": protocol_grpo,
+    "protocol_grpo": protocol_grpo,
     "opsd": opsd,
     "sdpo": ema_branch,
     "sdar": sdar,
@@ -43,7 +43,7 @@ SYSTEMS = {
 }
 
 
-def get_config(name: str = "grpo"):
+def get_config(name: str = "protocol_grpo"):
     """As mapd.py but for the system; imitation has ten times the learning rate. WARNING: sdar and
     grpo_opsd are as published, see losses.gated_log_ratio."""
     config = SYSTEMS[name](pod_config("Qwen3-4B", template="qwen3-not-thinking"))
