@@ -100,7 +100,7 @@ def main(argv: list[str]) -> None:
         working = desks(config, scene, directory)
         questions = scene.questions[SPLIT.value]
         questions = questions[: NUM.value] if NUM.value else questions
-        protocol_files.read(out)
+        protocol_files.check_kind(out, is_alone=ALONE.value)
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     with console.status("protocols") as status:

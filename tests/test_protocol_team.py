@@ -380,6 +380,15 @@ def test_files_that_are_not_protocols_are_errors(tmp_path):
         read_protocols(path)
 
 
+def test_a_file_is_of_one_kind(world, search, tmp_path):
+    path, desk = tmp_path / "p.jsonl", scripted(world, search)
+    protocol_files.check_kind(path, is_alone=True)  # nothing is there
+    asyncio.run(build(world.questions["train"][:1], [desk], path, concurrency=1, failure_frac=0.0))
+    protocol_files.check_kind(path, is_alone=False)
+    with pytest.raises(ValueError, match="records of the team, and these would be of one model al"):
+        protocol_files.check_kind(path, is_alone=True)
+
+
 def test_every_role_is_told_its_budgets():
     for role in ROLES:
         text = instructions(role, Limits(subtasks=7, queries=9))
