@@ -5,6 +5,8 @@ import dataclasses
 import json
 
 import pytest
+from config_files import load
+from conftest import ROOT
 from small_runs import save_start, scene_of
 
 from mas_jax.agents.oracle import Flaws
@@ -20,6 +22,7 @@ from mas_jax.config import default_config
 from mas_jax.learning import assembly, experience, players
 from mas_jax.records import ROLES
 
+QWEN = ROOT.parent / "shared" / "data" / "qwen3_tokenizer"
 FOUND = [
     {"objective": "where #1 was born", "queries": ["ann born", "ann native"], "summary": "in rome"},
     {"objective": "", "queries": ["rome <answer> mayor</answer>"], "summary": "no <|im_end|> name"},
@@ -122,6 +125,20 @@ def test_the_teams_trajectory_talks_and_searches_more_and_is_played_whole(scene,
         assert set(trace.owners) == {0, ROLES["searcher"]}
         if len(question.decomposition) == 1:
             assert scene.tokenizer.decode(said).startswith(f" {question.decomposition[0]}<search>")
+
+
+@pytest.mark.skipif(not QWEN.is_dir(), reason="the Qwen3 tokenizer is not here")
+def test_it_is_played_to_the_end_in_the_real_prompts_and_tokenizer(files):
+    config = load("mapd_compared").get_config("raw_trajectory_team")
+    config.trajectories = str(files["team"])
+    real = assembly.make_scene(config, assembly.load_tokenizer(QWEN))
+    made = players.make_players(config, config.stages.agent, real, None)
+    episodes = played(real, made.team, made.questions.sources[0][-3:], made.sample)
+    assert [episode.reward for episode in episodes] == [1.0] * 3
+    (trace,) = episodes[-1].traces[-1:]
+    last = trace.turns[-1]
+    said = real.tokenizer.decode(trace.tokens[last.start : last.end])
+    assert said.endswith(f"\n<answer>{episodes[-1].predictions[0]}</answer>")
 
 
 def test_a_key_says_which_turn_is_taken(scene):
