@@ -19,7 +19,8 @@ from rich.console import Console
 from mas_jax import metrics
 from mas_jax.agents import protocol_files
 from mas_jax.agents.protocol_oracle import Oracle, local
-from mas_jax.agents.protocol_team import Desk, Limits
+from mas_jax.agents.protocol_roles import Limits
+from mas_jax.agents.protocol_team import Desk
 from mas_jax.config_rules import validate
 from mas_jax.evaluation import ledger
 from mas_jax.evaluation import study as records
