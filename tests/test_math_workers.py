@@ -157,6 +157,15 @@ def test_closing_finishes_what_is_queued_and_leaves_no_process():
         workers.submit("yes")
 
 
+def test_an_error_is_not_kept_waiting_for_what_is_queued():
+    with pytest.raises(KeyError), Workers(1, limits=LIMITS, target=HOSTILE) as workers:
+        first = workers.submit("yes")
+        queued = [workers.submit("spin") for _ in range(500)]
+        first.result()
+        raise KeyError
+    assert sum(future.cancelled() for future in queued) >= 498
+
+
 def test_workers_end_with_a_process_that_never_closed_them():
     code = (
         "from mas_jax.rewards.math_workers import Workers\n"

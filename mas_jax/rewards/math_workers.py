@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from mas_jax.records import FailureKind, WorldError
 
@@ -78,6 +78,10 @@ class Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is not None:  # nobody waits for what is queued
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._jobs.get_nowait()[1].cancel()
         self.close()
 
     def submit(self, job: Any) -> "concurrent.futures.Future[Graded]":
@@ -244,6 +248,11 @@ def _verdict(function, job: Any) -> Mapping:
         return dataclasses.asdict(Graded(False, "error"))
 
 
+def _say(answers: TextIO, line: str) -> None:
+    answers.write(line)
+    answers.flush()
+
+
 def main() -> None:
     """A worker's life: jobs from stdin until it is closed."""
     limits = Limits(**json.loads(sys.argv[2]))
@@ -253,12 +262,12 @@ def main() -> None:
     module, _, name = sys.argv[1].partition(":")
     function = getattr(importlib.import_module(module), name)
     _limit_memory(limits.memory_bytes)
-    print(READY.decode(), end="", file=answers, flush=True)
+    _say(answers, READY.decode())
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nobody reads it from here on
     for line in sys.stdin:
         job = json.loads(line)
         _limit_cpu(limits.cpu_s)
-        print(json.dumps(_verdict(function, job)), file=answers, flush=True)
+        _say(answers, json.dumps(_verdict(function, job)) + "\n")
 
 
 if __name__ == "__main__":
