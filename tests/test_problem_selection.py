@@ -195,7 +195,7 @@ def test_an_endpoint_is_asked_for_independent_samples(tmp_path):
     (first, second) = server.bodies
     assert first == second and first["temperature"] == 0.7 and first["max_tokens"] == 64
     assert [message["role"] for message in first["messages"]] == ["system", "user"]
-    assert first["messages"][1]["content"] == FOUND[0].text
+    assert first["messages"][1]["content"].startswith(FOUND[0].text)
     assert actor.identity["model"] == "m" and "seed" not in actor.identity
 
 
@@ -213,7 +213,7 @@ def test_a_local_policy_is_asked_with_keys_of_its_own(tmp_path):
         return [Sample((*text, chat.tokenizer.stop_ids[0]), (0.0,) * (len(text) + 1),
                        StopReason.TOKEN)]  # fmt: skip
 
-    ask = actors.sampled(sample, chat, DRAWING, policy="student", context=10_000)
+    ask = actors.sampled(sample, chat, DRAWING, actors.SOLVE, policy="student", context=10_000)
     said = [asyncio.run(ask(FOUND[0], number)) for number in (0, 1)]
     assert said[0] == said[1] == chat.tokenizer.decode(chat.tokenizer.encode(" Paris"))
     keys = [arguments["key"] for _, arguments in calls]
@@ -221,10 +221,12 @@ def test_a_local_policy_is_asked_with_keys_of_its_own(tmp_path):
     assert {(key.seed, key.question, key.path) for key in keys} == {(3, FOUND[0].uid, "actor")}
     assert calls[0][1]["max_tokens"] == 64 and calls[0][0] == calls[1][0]
     length = len(calls[0][0])
-    tight = actors.sampled(sample, chat, DRAWING, policy="student", context=length + 5)
+    tight = actors.sampled(
+        sample, chat, DRAWING, actors.SOLVE, policy="student", context=length + 5
+    )
     asyncio.run(tight(FOUND[0], 0))
     assert calls[-1][1]["max_tokens"] == 5
-    none = actors.sampled(sample, chat, DRAWING, policy="student", context=length)
+    none = actors.sampled(sample, chat, DRAWING, actors.SOLVE, policy="student", context=length)
     assert asyncio.run(none(FOUND[0], 0)) == "" and len(calls) == 3
 
 
@@ -242,14 +244,14 @@ def command(tmp_path, server, *more):
 
 def test_the_command_selects_through_an_endpoint_with_faults(tmp_path):
     found = make_problems(30)
-    by_text = {problem.text: problem for problem in found}
+    by_text = {problem.text: problem for problem in found}  # one line each
     problems.write_jsonl(tmp_path / "math_train.jsonl", (problems.as_line(p, {}) for p in found))
     drawn, faults = {}, [failure(429), failure(500)]
 
     def reply(body):
         if faults:
             return faults.pop()
-        problem = by_text[body["messages"][1]["content"]]
+        problem = by_text[body["messages"][1]["content"].splitlines()[0]]
         drawn[problem.uid] = drawn.get(problem.uid, 0) + 1
         return answer(says(problem, drawn[problem.uid] <= hash_free(problem) % 9))
 

@@ -10,12 +10,24 @@ from dataclasses import dataclass
 from ml_collections import ConfigDict
 
 from mas_jax.agents.chat import Chat, Conversation
+from mas_jax.agents.prompts import fill
 from mas_jax.learning import assembly
 from mas_jax.records import Problem, SampleKey, Stop
 from mas_jax.sampling.api import Client
 
-# METHODS §3.1, in our words
-SYSTEM = "Reason step by step, and put the final answer inside \\boxed{}."
+
+@dataclass(frozen=True)
+class Words:
+    """What an Actor is shown; `{question}` of the user's message is the problem."""
+
+    system: str
+    user: str
+
+
+SOLVE = Words(  # METHODS §3.1, in our words
+    "You solve mathematics problems. Reason step by step and put the final answer into \\boxed{}.",
+    "{question}\n\nReason step by step and give the final answer in \\boxed{}.",
+)
 
 
 @dataclass(frozen=True)
@@ -36,14 +48,14 @@ class Actor:
     ask: Callable[[Problem, int], Awaitable[str]]
 
 
-def remote(client: Client, model: str, drawing: Drawing) -> Actor:
+def remote(client: Client, model: str, drawing: Drawing, words: Words = SOLVE) -> Actor:
     """A model of an endpoint. With the client's cache its samples repeat; a refusal is a solution
     without an answer."""
 
     async def ask(problem: Problem, sample: int) -> str:
         messages = [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": problem.text},
+            {"role": "system", "content": words.system},
+            {"role": "user", "content": fill(words.user, {"question": problem.text})},
         ]
         said = await client.complete(
             messages, model=model, temperature=drawing.temperature,
@@ -51,33 +63,42 @@ def remote(client: Client, model: str, drawing: Drawing) -> Actor:
         )  # fmt: skip
         return said.text
 
-    identity = _identity(drawing, base_url=client.endpoint.base_url, model=model)
+    identity = _identity(drawing, words, base_url=client.endpoint.base_url, model=model)
     del identity["seed"]  # nothing that is sent depends on it
     return Actor(identity, ask)
 
 
-def local(config: ConfigDict, drawing: Drawing) -> Actor:
+def local(config: ConfigDict, drawing: Drawing, words: Words = SOLVE) -> Actor:
     """The model of a config, in engines of this host. Raises: as `assembly.make_engines`."""
     directory = assembly.checkpoint_directory(config)
     tokenizer = assembly.load_tokenizer(directory)
     engines = assembly.make_engines(config, directory, tokenizer)
     chat = assembly.policy_chat(config, tokenizer)
-    identity = _identity(drawing, checkpoint=str(directory), template=config.model.template)
-    ask = sampled(
-        engines.sample, chat, drawing, policy=config.model.policy, context=config.engine.context
+    context = config.engine.context
+    identity = _identity(
+        drawing, words, checkpoint=str(directory), template=config.model.template, context=context
     )
+    policy = config.model.policy
+    ask = sampled(engines.sample, chat, drawing, words, policy=policy, context=context)
     return Actor(identity, ask)
 
 
 def sampled(
-    sample: Callable[..., Awaitable], chat: Chat, drawing: Drawing, *, policy: str, context: int
+    sample: Callable[..., Awaitable],
+    chat: Chat,
+    drawing: Drawing,
+    words: Words,
+    *,
+    policy: str,
+    context: int,
 ) -> Callable[[Problem, int], Awaitable[str]]:
     """`ask` by an engine's `sample` function. A problem that leaves no room for a token is
     answered with nothing."""
     stop = Stop(chat.tokenizer.stop_ids)
 
     async def ask(problem: Problem, number: int) -> str:
-        prompt = Conversation(chat, problem.text, system=SYSTEM).prompt()
+        text = fill(words.user, {"question": problem.text})
+        prompt = Conversation(chat, text, system=words.system).prompt()
         room = min(drawing.max_tokens, context - len(prompt))
         if room < 1:
             return ""
@@ -92,5 +113,5 @@ def sampled(
     return ask
 
 
-def _identity(drawing: Drawing, **names: str) -> dict:
-    return {**names, **dataclasses.asdict(drawing), "system": SYSTEM}
+def _identity(drawing: Drawing, words: Words, **names: str | int) -> dict:
+    return {**names, **dataclasses.asdict(drawing), **dataclasses.asdict(words)}

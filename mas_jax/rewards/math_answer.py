@@ -22,7 +22,7 @@ _PIECE = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _DELIMITER = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\(?:boxed|fbox)\b")
 _COMMAND = re.compile(r"\\(?:text\w*|mbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
 # at the end of a box; the parser takes it for multiplication. `\right.` is half of a pair
-_FULL_STOP = re.compile(r"(?<!\\right)\s*[.,;]\s*$")
+_FULL_STOP = re.compile(r"(?<!\\right)[\s.,;]+$")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 

@@ -139,7 +139,8 @@ def _by_quantity(gold: str, prediction: str, job: Job) -> bool:
     numbers = quantity(gold), quantity(prediction)
     if None not in numbers and not gold.strip()[-1].isalpha():  # 7.6 Z has a variable, no unit
         return math.isclose(*numbers, rel_tol=math_equal.TOLERANCE)
-    return is_equivalent(gold.replace("np.", "\\").replace("$", ""), prediction.replace("$", ""))
+    one, other = (text.replace("np.", "\\").replace("$", "") for text in (gold, prediction))
+    return is_equivalent(one, other)
 
 
 def answers(text: str) -> list[str]:
@@ -169,7 +170,7 @@ def _by_list(gold: str, prediction: str, job: Job) -> bool:
         # 1e-9 of the size: 4.3 - 4.2 is a little more than 0.1 in floats
         slack = job.tolerance + 1e-9 * abs(numbers[0])
         return abs(numbers[0] - numbers[1]) <= slack
-    return is_equivalent(gold.replace("$", ""), prediction)
+    return is_equivalent(gold.replace("$", ""), prediction.replace("$", ""))
 
 
 def _same(gold: str, prediction: str) -> bool:
