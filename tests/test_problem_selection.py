@@ -12,6 +12,7 @@ from api_calls import endpoint
 from chat_server import ChatServer, answer, failure
 from conftest import ROOT
 from scripted_problems import make_problems, says
+from small_runs import save_start, small_config
 
 from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.data import problems
@@ -228,6 +229,21 @@ def test_a_local_policy_is_asked_with_keys_of_its_own(tmp_path):
     assert calls[-1][1]["max_tokens"] == 5
     none = actors.sampled(sample, chat, DRAWING, actors.SOLVE, policy="student", context=length)
     assert asyncio.run(none(FOUND[0], 0)) == "" and len(calls) == 3
+
+
+def test_a_policy_in_our_engine_draws_the_same_samples_again_and_others_for_another_number(
+    tmp_path,
+):
+    config = small_config(save_start(tmp_path / "start"))
+    actor = actors.local(config, actors.Drawing(temperature=1.0, max_tokens=8, seed=0))
+
+    async def main():
+        return await asyncio.gather(*(actor.ask(FOUND[0], number) for number in (0, 1, 0)))
+
+    first, second, again = asyncio.run(main())
+    assert first == again != second
+    assert actor.identity["checkpoint"] == str(tmp_path / "start")
+    assert actor.identity["context"] == config.engine.context
 
 
 # --- the command ----------------------------------------------------------------------------------
