@@ -91,8 +91,7 @@ def main(argv: list[str]) -> None:
                     concurrency=CONCURRENCY.value, failure_frac=FAILURES.value,
                     tell=lambda chosen, looked, failed: status.update(
                         f"{chosen} of {criteria.count} selected, {looked} looked at, "
-                        f"{failed} failed; grading came to a limit "
-                        f"{sum(workers.counts.values()) - workers.counts['jobs']} times"
+                        f"{failed} failed; graded: {dict(workers.counts)}"
                     ),
                 )
             )  # fmt: skip

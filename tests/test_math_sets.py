@@ -156,6 +156,7 @@ def test_a_solution_is_rewarded_for_its_last_box(workers):
     problem = Problem("u", "olympiadbench", "?", ("1,2",), is_multiple=True)
     solutions = (r"first \boxed{1}, then \boxed{2, 1}", r"\boxed{2}", "1 and 2", r"\boxed{1,2")
     assert asyncio.run(reward(problem, solutions)) == (1.0, 0.0, 0.0, 0.0)
+    assert workers.counts["no answer"] == 2
     plain = Question("v", "math", "?", ("5",))
     window = solution_reward(workers, window=20)
     assert asyncio.run(window(plain, (r"\boxed{7} no: the answer is $5$", "$7$"))) == (1.0, 0.0)

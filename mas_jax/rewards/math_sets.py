@@ -189,12 +189,14 @@ RULES: dict[str, Rule] = {
 
 def solution_reward(workers: Workers, *, window: int = 0) -> Callable[..., Awaitable]:
     """A reward function of solutions, for `World`: 1.0 where the last box is right, else 0.0, also
-    where there is none or grading came to a limit. window: as in `graded_text`."""
+    where there is none or grading came to a limit; the workers' counts say how often, "no answer"
+    where there is none. window: as in `graded_text`."""
 
     async def reward(question: Question, solutions: tuple[str, ...]) -> tuple[float, ...]:
         async def one(solution: str) -> float:
             prediction = graded_text(solution, window=window)
             if prediction is None:
+                workers.note("no answer")
                 return 0.0
             return float((await workers.grade_async(make_job(question, prediction))).is_correct)
 

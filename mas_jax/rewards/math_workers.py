@@ -59,8 +59,8 @@ class Workers:
     """Grades jobs in processes of their own, `with Workers(2) as workers: …`.
 
     target: "module:function", which takes a job, a JSON value, and returns a bool; it is called in
-    the worker. counts: jobs done, under "jobs", and failures by kind. A worker that dies or is
-    ended is replaced. Starts on the first job.
+    the worker. counts: jobs done, under "jobs", failures by kind, and what `note` is told. A worker
+    that dies or is ended is replaced. Starts on the first job.
     """
 
     def __init__(self, count: int, *, limits: Limits = Limits(), target: str = TARGET) -> None:
@@ -83,6 +83,11 @@ class Workers:
                 while True:
                     self._jobs.get_nowait()[1].cancel()
         self.close()
+
+    def note(self, kind: str) -> None:
+        """Counts what made no job, such as a solution without an answer."""
+        with self._lock:
+            self.counts[kind] += 1
 
     def submit(self, job: Any) -> "concurrent.futures.Future[Graded]":
         """Queues a job. The future raises WorldError of kind REWARD if no worker can be started.
