@@ -50,7 +50,7 @@ def normalise(text: str) -> str:
     text = text.strip().strip("$").strip().rstrip(".")
     text = text.replace("\n", " ").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = text.replace("\\cfrac", "\\frac").replace("\\le ", "\\leq ").replace("\\ge ", "\\geq ")
-    text = _DROPPED.sub("", text.replace("\\\\%", "")).strip()
+    text = _DROPPED.sub("", text).strip()
     text = _UNIT_WORDS.sub("", _UNIT.sub("", text))
     text = _TEXT.sub(lambda match: match[1].strip(), text)
     text = _CALL_ROOT.sub(r"\\sqrt{\1}", _SHORT_ROOT.sub(r"\\sqrt{\1}", text))
