@@ -13,8 +13,6 @@ from mas_jax.data.questions import Source, jsonl
 from mas_jax.records import Problem
 
 TEST_SETS = ("aime24", "amc23", "math500", "minerva_math", "olympiadbench", "gsm8k")
-# METHODS §3.3: the five whose unweighted mean AgentPO reports
-PANEL = ("aime24", "math500", "olympiadbench", "minerva_math", "amc23")
 _DATASET = re.compile(rf"({'|'.join(sorted(TEST_SETS, key=len, reverse=True))}|math)(_train\d*)?")
 
 
