@@ -15,6 +15,9 @@ def misbehave(job: str) -> bool:
             pass
     if job == "sleep":
         time.sleep(3600)
+    if job == "nap":
+        time.sleep(0.5)
+        return True
     if job == "hoard":
         bytearray(2**34)
     if job == "hoard if used":  # what those before it left over is not its fault
@@ -33,8 +36,6 @@ def misbehave(job: str) -> bool:
     if job == "write":
         with open(os.environ["HOSTILE_FILE"], "w") as file:
             file.write("x")
-    if job == "id":
-        return os.getpid() % 2 == 0
     return job == "yes"
 
 

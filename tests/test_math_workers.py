@@ -76,16 +76,24 @@ def test_a_job_does_not_pay_for_what_those_before_it_left(workers):
 
 
 def test_other_workers_grade_while_one_hangs():
-    limits, before = Limits(cpu_s=1, wall_s=300.0), children()
-    with Workers(2, limits=limits, target=HOSTILE) as workers:
+    with Workers(2, limits=Limits(cpu_s=1, wall_s=6.0), target=HOSTILE) as workers:
+        naps = [workers.submit("nap") for _ in range(2)]  # one each: both have started then
+        assert [nap.result() for nap in naps] == [Graded(True)] * 2
         hanging = workers.submit("sleep")
         assert [workers.grade("yes").is_correct for _ in range(20)] == [True] * 20
         assert not hanging.done()
-        for pid in children() - before:
-            os.kill(pid, signal.SIGKILL)  # as the kernel does when memory is short
-        assert hanging.result() == Graded(False, "crash")
-        assert workers.grade("yes") == Graded(True)  # the idle one died too: not the job's fault
-        assert workers.counts["crash"] == 1
+        assert hanging.result() == Graded(False, "time")
+
+
+def test_a_worker_that_dies_between_jobs_costs_none():
+    before = children()
+    with Workers(1, limits=LIMITS, target=HOSTILE) as workers:
+        assert workers.grade("yes") == Graded(True)
+        (worker,) = children() - before
+        os.kill(worker, signal.SIGKILL)  # as the kernel does when memory is short
+        assert workers.grade("yes") == Graded(True)
+        assert workers.counts == {"jobs": 2}
+        assert worker not in children()
 
 
 def test_jobs_come_from_threads_and_event_loops_alike(workers):
