@@ -25,13 +25,17 @@ STAGE = flags.DEFINE_string("stage", "", "a stage of the config; default: its la
 ONLY = flags.DEFINE_list("only", [], "programs to compile, such as gradients,engine")
 INPUT = flags.DEFINE_float("input_tokens", 9172, "read in an episode, on average")
 OUTPUT = flags.DEFINE_float("output_tokens", 697, "sampled in an episode, on average")
+VIEW = flags.DEFINE_float("view_tokens", 600, "that an episode's privileged texts have")
 SEARCH = flags.DEFINE_integer("search", 0, "compile so many candidates, print the best")
 CALIBRATE = flags.DEFINE_bool("calibrate", False, "plan the published runs, write the record")
 TABLE = flags.DEFINE_bool("table", False, "plan the cells that have no record, print all")
 
 
 def model_of(name: str, checkpoint: str) -> qwen3.ModelConfig:
-    """The preset of a name, or of the checkpoint's. Raises: ValueError for neither."""
+    """The preset of a name, or of the checkpoint's, whose assets are of one size. Raises:
+    ValueError for neither."""
+    if checkpoint.startswith("asset:"):
+        checkpoint = ""
     name = name or checkpoint.rstrip("/").rpartition("/")[2].lower() or "toy-1m"
     if name not in qwen3.PRESETS:
         raise ValueError(f"--model: {name!r} is none of {sorted(qwen3.PRESETS)}")
@@ -55,7 +59,7 @@ def main(argv: list[str]) -> None:
         return
     if config is None:
         raise app.UsageError("--config is missing; for example --config=configs/opd.py")
-    workload = compile_plan.Workload(INPUT.value, OUTPUT.value)
+    workload = compile_plan.Workload(INPUT.value, OUTPUT.value, view_tokens=VIEW.value)
     try:
         validate(config, has_weights=False)
         check_correction(config)

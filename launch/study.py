@@ -17,7 +17,7 @@ from mas_jax.learning.study_report import listing, read, tables
 
 LIST = flags.DEFINE_bool("list", False, "the grid: every cell, its seeds, which have records")
 FREEZE = flags.DEFINE_bool("freeze", False, "add the grid's new cells to the frozen ones")
-RUN = flags.DEFINE_list("run", [], "cells to run, or 'all'")
+RUN = flags.DEFINE_list("run", [], f"cells to run, groups of {sorted(study_grid.GROUPS)}, or 'all'")
 SEED = flags.DEFINE_list("seed", [], "training seeds; by default all that the grid gives a cell")
 REHEARSAL = flags.DEFINE_bool(
     "rehearsal", False, "run shrunk to minutes, all of it in --workdir; no part of the study"

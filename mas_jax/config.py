@@ -119,6 +119,8 @@ def default_config() -> ConfigDict:
              # each team plays again with at most so many searches, or tokens of Leader and
              # Searchers, an episode: systems at equal cost
              caps=dict(searches=(), tokens=()),
+             # the single agent reads the texts of `privileged` behind its questions
+             privileged=False,
              published=False)  # numbers of the papers beside ours, where a set is one of theirs
     )  # fmt: skip
     # learning/pipeline.py: stages in the order of train.stages; a stage named "teacher" makes the
@@ -183,8 +185,11 @@ def default_config() -> ConfigDict:
             num_questions=4480, num_episodes=1, num_held_out=70,
             flaws=dict(  # agents/oracle.py Flaws
                 stop_early=0.35, drop_word=0.08, whole_question=0.3, misread=0.08,
-                skip_search=0.08, from_memory=0.5, waste_report=0.0,
+                skip_search=0.08, from_memory=0.5, waste_report=0.0, shortcut=0.0,
             ),
+            # which share of the single agent's questions has a protocol behind it, and how able
+            # the script is that wrote it
+            protocols=dict(share=0.0, skill=0.9, seed=0),
             settings=dict(  # learning/pretrain.py PretrainSettings
                 steps=2000, rows=16, length=256, learning_rate=3e-3, warmup_steps=100,
                 weight_decay=0.05, max_grad_norm=1.0, chunk=1024, seed=0,
@@ -316,6 +321,8 @@ def protocol_grpo(config: ConfigDict, **changes) -> ConfigDict:
     """The single agent by outcome GRPO, as all of these have it: 3 searches, then the answer; the
     mean over a sequence, then over sequences; KL 0.001 (k3) to the start. changes: to its row."""
     shared = dict(aggregation="sequence", entropy_coef=0.0)
+    if not config.model.checkpoint:  # the toy policy that has seen protocols
+        config.model.checkpoint = "asset:protocol_policy"
     config = single_agent(config, turns=4, **shared | changes)
     config.train.view_length = 2 * config.train.row_length
     return config

@@ -73,6 +73,11 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
             raise ValueError(f"evaluation.caps.{kind}={e.caps[kind]} must each be at least 1")
     for team in e.teams:
         _check_choice("evaluation.teams", team, TEAMS)
+        if e.privileged and team != "single":
+            raise ValueError(
+                f"evaluation.privileged=True, and evaluation.teams has the {team}, none of whose "
+                "roles reads the question alone; set evaluation.teams=('single',)"
+            )
         _check_budgets(config, team)
     if not t.stages or len(set(t.stages)) < len(t.stages):
         raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
@@ -118,10 +123,11 @@ def _check_choice(where: str, value: str, choices: Iterable[str]) -> None:
 
 
 def _check_protocols(config: ConfigDict) -> None:
-    """Raises: ValueError if a row's teacher reads protocols and there are none."""
+    """Raises: ValueError if a row's teacher or an evaluation reads protocols and there are none."""
     path = config.privileged.protocols
     rows = (row for s in config.train.stages for row in config.stages[s].programme.values())
-    if any(row.trained and row.view != "none" for row in rows) and not Path(path).is_file():
+    is_read = any(row.trained and row.view != "none" for row in rows)
+    if (is_read or config.evaluation.privileged) and not Path(path).is_file():
         raise ValueError(
             f"privileged.protocols={path!r} is not a file; make it with launch/build_protocols.py"
         )

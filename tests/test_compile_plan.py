@@ -15,7 +15,7 @@ needs_libtpu = pytest.mark.skipif(
     not (LIBTPU / "libtpu").is_dir(), reason=f"libtpu is not in {LIBTPU}; launch/test.sh puts it"
 )
 SMALL = (
-    "--config=configs/toy.py", "--input_tokens=171", "--output_tokens=45",
+    "--input_tokens=171", "--output_tokens=45",
     "--config.train.dtype=bfloat16", "--config.engine.dtype=bfloat16",
 )  # fmt: skip
 
@@ -29,8 +29,11 @@ def run_python(*arguments: str, path: Path | None = LIBTPU) -> subprocess.Comple
     )  # fmt: skip
 
 
-def plan(*arguments: str, path: Path | None = LIBTPU) -> subprocess.CompletedProcess:
-    return run_python("launch/plan.py", *SMALL, *arguments, path=path)
+def plan(
+    *arguments: str, config: str = "toy", path: Path | None = LIBTPU
+) -> subprocess.CompletedProcess:
+    config = f"--config=configs/{config}.py"
+    return run_python("launch/plan.py", config, *SMALL, *arguments, path=path)
 
 
 @needs_libtpu
@@ -52,6 +55,18 @@ def test_a_plan_says_what_the_programs_need(topology, only, names):
     assert f"memory: 0.3 of {95 if 'v5p' in topology else 32}.0 GiB a device" in done.stdout
     assert "GiB page pool" in done.stdout
     assert "calibrated (an estimate" in done.stdout
+
+
+@needs_libtpu
+def test_rows_of_views_are_part_of_the_gradients():
+    tflops = {}
+    for name in ("mapd_toy", "toy_protocol_grpo"):
+        done = plan("--topology=v5p:2x2x1", "--only=gradients", "--view_tokens=80", config=name)
+        assert done.returncode == 0, done.stderr
+        row = next(line for line in done.stdout.splitlines() if line.startswith("gradients"))
+        tflops[name] = float(re.split(r"\s{2,}", row)[3])
+    # three passes over rows of 384 tokens, and one more over views in rows of 768
+    assert 1.3 < tflops["mapd_toy"] / tflops["toy_protocol_grpo"] < 3
 
 
 PREPARED = """
@@ -77,7 +92,7 @@ SCORE = """
 program, _ = worker.optimised(run, "score of teacher")
 reader = cost.Reader(
     program, place, run.coords,
-    {"jit(_score)/while": 1, "shard_map/while": 1}, compile_plan.splash_kernels(model, 512))
+    {"jit(_score)/while": 1, "shard_map/while": 1}, compile_plan.splash_kernels(model))
 print(reader.cost().flops, compile_plan.forward_flops(model, 4, 512, scored_frac=1.0) / 4)
 """
 
@@ -140,7 +155,7 @@ program, _ = worker.optimised(run, "gradients")
 reader = cost.Reader(
     program, place, run.coords,
     {"jit(_gradients)/while": 1, "shard_map/while": math.ceil(512 / config.train.chunk)},
-    compile_plan.splash_kernels(model, 512))
+    compile_plan.splash_kernels(model))
 matmuls = 2 * compile_plan.matmul_params(model) * 512 * 4
 attention = compile_plan.forward_flops(model, 4, 512, scored_frac=1.0) - matmuls
 # backwards twice the matmuls; attention forms its scores again for either of its gradients

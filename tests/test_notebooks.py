@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 from mas_jax.evaluation import study as records
 from mas_jax.learning import study_report
 
+NUM_PICTURES = {"ablations": 6, "protocols": 3}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -30,7 +31,7 @@ def test_runs_from_top_to_bottom(path, monkeypatch):
     monkeypatch.delenv("RETRAIN", raising=False)
     texts, num_pictures = run(path)
     assert any("runs of" in text for text in texts)
-    assert num_pictures == 6
+    assert num_pictures == NUM_PICTURES[path.stem]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -31,7 +31,7 @@ def shown(control="none", fields=protocols.FIELDS, seed=0):
 
 def test_controls():
     own = shown()
-    assert own["q1"] == " | find find bee first | answer bee"
+    assert own["q1"] == " | find find bee first search bee | answer bee"
     assert shown("empty") == dict.fromkeys(PROTOCOLS, "")
     mixed = shown("shuffled")
     for uid, text in own.items():
@@ -92,7 +92,7 @@ def opening(view_of, episode):
 def test_a_question_without_a_protocol_shows_the_first_correct_rollout_of_its_group():
     privilege = Privilege(shown(), TALK)
     view_of, counts = privilege.of(EPISODES)
-    assert opening(view_of, EPISODES[0]) == " | find find bee first | answer bee"
+    assert opening(view_of, EPISODES[0]) == " | find find bee first search bee | answer bee"
     for episode in EPISODES[2:5]:
         assert opening(view_of, episode) == " second"
     assert opening(view_of, EPISODES[5]) is None
@@ -138,5 +138,5 @@ def test_the_first_example_can_be_read():
     view_of, _ = Privilege(shown(), TALK).of(EPISODES)
     trace = EPISODES[0].traces[0]
     text = describe(TALK, trace, view_of(trace))
-    assert "of q1 reads 35 tokens more" in text
-    assert "What is q1? | find find bee first | answer bee<|im_end|>" in text
+    assert "of q1 reads 46 tokens more" in text
+    assert "What is q1? | find find bee first search bee | answer bee<|im_end|>" in text

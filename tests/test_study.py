@@ -8,7 +8,7 @@ import pytest
 from mas_jax.config import default_config
 from mas_jax.config_rules import TEAMS, validate
 from mas_jax.evaluation import study as records
-from mas_jax.learning import study_freeze, study_grid, study_report
+from mas_jax.learning import study_cells, study_freeze, study_grid, study_report
 from mas_jax.learning.study_grid import CELLS
 
 
@@ -117,6 +117,25 @@ def test_accuracy_at_a_spend_lies_between_the_plays_that_cost_next_to_it():
             np.testing.assert_allclose(found["a"], wanted)
 
 
+def test_equal_teaching_is_shown_only_by_an_interval_inside_the_margin():
+    def seeds(cell, *digits):
+        return {s: record(cell, s, {"a": d}) for s, d in enumerate(digits)}
+
+    runs = {
+        "x": seeds("x", "2" * 100, "2" * 100, "2" * 100),
+        "near": seeds("near", "2" * 99 + "3", "2" * 99 + "1", "2" * 100),
+        "far": seeds("far", "2" * 60 + "3" * 40, "2" * 100, "2" * 100),
+        "once": seeds("once", "2" * 100),
+    }
+    pairs = [("x", "near"), ("x", "far"), ("x", "once"), ("x", "never")]
+    grid = records.equivalence_grid(runs, pairs, margin=0.02, title="t")
+    assert [(row[1], row[3], row[5]) for row in grid.rows] == [
+        ("near", "3", "yes"), ("far", "3", "not shown")
+    ]  # fmt: skip
+    # differences -0.0025, 0.0025, 0: standard error 0.0025 / sqrt(3), t(2, 0.95) = 2.92
+    assert grid.rows[0][2] == "+0.0 [-0.4, 0.4]"
+
+
 def test_families_are_shown_where_a_world_has_them():
     runs = {
         "x": {0: record("x", 0, {"a": "40", "b": "2"}), 1: record("x", 1, {"a": "44", "b": "2"})},
@@ -146,8 +165,11 @@ def test_question_values_are_shares_of_runs():
 @pytest.mark.parametrize("name", CELLS)
 def test_every_cell_makes_a_config_of_its_own(name, tmp_path):
     cell = CELLS[name]
-    config = study_grid.make_config(cell, 3)
+    config = study_cells.make_config(cell, 3)
     config.teacher.checkpoint = str(tmp_path)
+    if cell.protocols:
+        config.privileged.protocols = str(tmp_path / "protocols.jsonl")
+        (tmp_path / "protocols.jsonl").write_text("")
     validate(config)
     assert config.seed == 3
     assert cell.team in TEAMS
@@ -160,8 +182,9 @@ def test_every_cell_makes_a_config_of_its_own(name, tmp_path):
 def test_no_two_cells_that_train_are_the_same():
     seen = {}
     for cell in CELLS.values():
-        config = json.loads(study_grid.make_config(cell, 0).to_json_best_effort())
-        key = json.dumps([config, cell.team, cell.policy, cell.teacher, cell.start], sort_keys=True)
+        config = json.loads(study_cells.make_config(cell, 0).to_json_best_effort())
+        parts = (cell.team, cell.policy, cell.teacher, cell.start, cell.protocols)
+        key = json.dumps([config, *parts], sort_keys=True)
         assert key not in seen, f"{cell.name} is {seen.get(key)}"
         seen[key] = cell.name
 
@@ -169,12 +192,13 @@ def test_no_two_cells_that_train_are_the_same():
 def test_a_cell_leaves_the_defaults_alone():
     before = default_config().to_json_best_effort()
     for cell in CELLS.values():
-        study_grid.make_config(cell, 0)
+        study_cells.make_config(cell, 0)
     assert default_config().to_json_best_effort() == before
 
 
 def test_claims_name_cells():
-    for pair in (*study_report.CLAIMS, *study_report.AXIS_CLAIMS):
+    claims = (*study_report.CLAIMS, *study_report.AXIS_CLAIMS, *study_report.MAPD_CLAIMS)
+    for pair in (*claims, *study_report.SAME_TEACHING):
         assert set(pair) <= set(CELLS)
 
 
@@ -189,6 +213,9 @@ def test_jobs_go_seed_by_seed_and_a_wrong_name_is_told_the_nearest():
         ValueError, match=r"--seed=\[7\]: these cells have the seeds \[0, 1, 2, 3, 4\]"
     ):
         study_grid.jobs(["opd"], [7])
+    assert {name for name, _ in study_grid.jobs(["critics"], [])} == {
+        cell.name for cell in study_grid.GROUPS["critics"]
+    }
     with pytest.raises(ValueError, match="did you mean 'no_signal'"):
         study_grid.jobs(["no_signals"], [])
 

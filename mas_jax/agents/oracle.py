@@ -6,6 +6,7 @@ are known by heart. A tag's text begins with a space and its closing tag follows
 every word and tag is one token. Must not know: tokens, budgets, turns.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ class Flaws:
     drop_word: each word of a query. whole_question: handed on as one subtask. misread: another
     name of the right kind is reported or answered. skip_search: a guess is reported unsearched.
     from_memory: a closed-book fact is reported unsearched, rightly. waste_report: a Leader with
-    several reports selects one of them; an Answerer answers as if it had no evidence.
+    several reports selects one of them; an Answerer answers as if it had no evidence. shortcut: a
+    single agent whose protocol tells the answer gives it unsearched.
     """
 
     stop_early: float = 0.0
@@ -38,6 +40,21 @@ class Flaws:
     skip_search: float = 0.0
     from_memory: float = 0.0
     waste_report: float = 0.0
+    shortcut: float = 0.0
+
+
+# what a section of a protocol keeps its reader from: a plan from losing the way, facts, findings
+# and the answer from misreading
+_PLANNED = dict(stop_early=0.0, drop_word=0.0, whole_question=0.0, skip_search=0.0)
+_READ = dict(misread=0.0, waste_report=0.0)
+_SECTIONS = {"find": _PLANNED, "from": _READ, "report": _READ, "answer": _READ}
+
+
+def informed(flaws: Flaws, sections: Mapping[str, str]) -> Flaws:
+    """The flaws of a reader of a protocol's sections, each of which takes some away."""
+    for name in sections:
+        flaws = dataclasses.replace(flaws, **_SECTIONS[name])
+    return flaws
 
 
 @dataclass(frozen=True)
@@ -176,9 +193,15 @@ def single_action(
     num_searches: int,
     *,
     must_answer: bool = False,
+    told: str = "",
     mistakes: Mistakes = FAULTLESS,
 ) -> str:
-    """The single agent: searches as the Searcher does, and answers where that one would report."""
+    """The single agent: searches as the Searcher does, and answers where that one would report.
+
+    told: the answer, where its protocol has one.
+    """
+    if told and num_searches == 0 and mistakes.happen(mistakes.flaws.shortcut):
+        return _tag("answer", told)
     action = searcher_action(
         world, question, passages, num_searches, must_report=must_answer, mistakes=mistakes
     )

@@ -197,7 +197,8 @@ def render(protocol: Protocol, form: str) -> str:
         raise ValueError(f"protocol form {form!r}: choose 'json' or 'toy'")
     parts = []
     if steps := protocol.get("reasoning_plan"):
-        parts.append(" find " + " ; ".join(step["goal"] for step in steps))
+        told = (f"{step['goal']} search {step['query_hint']}" for step in steps)
+        parts.append(" find " + " ; ".join(told))
     if facts := protocol.get("grounding_facts"):
         parts.append(" from " + " ; ".join(entry["fact"] for entry in facts))
     if findings := protocol.get("partial_findings"):

@@ -9,13 +9,15 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mas_jax.agents.chat import Chat
 from mas_jax.agents.oracle import (
     Flaws,
     answerer_action,
+    follow,
     imperfect,
+    informed,
     leader_action,
     searcher_action,
     single_action,
@@ -60,7 +62,9 @@ class ScriptedSampler:
     def _act(self, heard: Sequence[str], said: Sequence[str], seed: int) -> str:
         """The action of the role that the first message speaks to."""
         role, _, task = heard[0].strip().partition(" ")
-        mistakes = imperfect(self.flaws, seed)
+        task, *parts = task.split(" | ")  # a single agent's question, and the protocol behind it
+        sections = self._about(task, dict(part.split(" ", 1) for part in parts))
+        mistakes = imperfect(informed(self.flaws, sections), seed)
         forced = heard[-1].endswith(
             (self.prompts.report_now, self.prompts.select_now, self.prompts.answer_now)
         )
@@ -72,8 +76,9 @@ class ScriptedSampler:
                     self.world, task, passages, num_searches, must_report=forced, mistakes=mistakes
                 )
             return single_action(
-                self.world, task, passages, num_searches, must_answer=forced, mistakes=mistakes
-            )
+                self.world, task, passages, num_searches, must_answer=forced,
+                told=sections.get("answer", ""), mistakes=mistakes,
+            )  # fmt: skip
         if role == "lead":
             reports = dict(pair for text in heard[1:] for pair in _REPORT.findall(text))
             reports = {name: self._without_note(text) for name, text in reports.items()}
@@ -83,6 +88,12 @@ class ScriptedSampler:
             raise ValueError(f"no role of the toy team is told {heard[0]!r}")
         evidence = [text for _, text in _REPORT.findall(match[2])]
         return answerer_action(self.world, match[1], evidence, mistakes=mistakes)
+
+    def _about(self, task: str, sections: Mapping[str, str]) -> Mapping[str, str]:
+        """The sections of a protocol that names what the question asks about, else none."""
+        named = [step.subject for step in follow(self.world, task, ())]
+        text = " ".join(sections.values())
+        return sections if any(name in text for name in named) else {}
 
     def _without_note(self, text: str) -> str:
         return text.removesuffix(self.prompts.select_now)

@@ -4,7 +4,7 @@ Must not know: what the roles do, engines, devices.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mas_jax.agents.chat import Chat
 from mas_jax.agents.prompts import Prompts
@@ -64,7 +64,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Team:
-    """A named team with everything that its roles need; policies: role -> name of its weights."""
+    """A named team with everything that its roles need.
+
+    policies: role -> name of its weights. notes: by question, what a single agent reads behind it,
+    such as a protocol.
+    """
 
     name: str
     chat: Chat
@@ -72,6 +76,7 @@ class Team:
     budgets: Budgets
     sampling: Sampling
     policies: Mapping[str, str]
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ CASES = [
     Case("toy-1m", "equal", 5, 32, 64),
     Case("toy-1m", "hierarchy", 3, 32, 32, 560, (64, 128, 256, 512)),
     Case("toy-30m", "equal", 3, 32, 64),
-    Case("toy-30m", "hierarchy", 3, 32, 32, 224, (64, 128, 256)),
+    Case("toy-30m", "hierarchy", 3, 16, 32, 280, (64, 128, 256)),
 ]
 
 

@@ -241,3 +241,23 @@ def comparison_grid(
     )
     header = ("cell", "less", "points, 95%", "seeds", "supported")
     return Grid(title, header, rows, num_text=2)
+
+
+def equivalence_grid(
+    runs: Runs, pairs: Sequence[tuple[str, str]], *, margin: float, title: str
+) -> Grid:
+    """A row for each pair that has at least two seeds in common: whether they were shown to differ
+    by less than the margin, by two one-sided t-tests over seeds."""
+    rows = []
+    for first, second in pairs:
+        seeds = sorted(set(runs.get(first, ())) & set(runs.get(second, ())))
+        if len(seeds) < 2:
+            continue
+        differences = [accuracy(runs[first][s]) - accuracy(runs[second][s]) for s in seeds]
+        found = significance.equivalence_over_seeds(differences, margin=margin)
+        i = found.interval
+        points = f"{100 * i.difference:+.1f} [{100 * i.low:.1f}, {100 * i.high:.1f}]"
+        shown_equal = "yes" if found.equivalent else "not shown"
+        rows.append((first, second, points, str(len(seeds)), f"{found.p_value:.3f}", shown_equal))
+    header = ("cell", "less", "points, 90%", "seeds", "p", "equal")
+    return Grid(title, header, tuple(rows), num_text=2)

@@ -36,6 +36,7 @@ from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import COSTS, EpisodeScore, score_episode
 from mas_jax.files import write_json
 from mas_jax.learning import assembly, cost, hosts
+from mas_jax.learning.privileged import digest, read_texts
 from mas_jax.records import Episode
 from mas_jax.sampling.replicas import Replicas
 
@@ -117,8 +118,16 @@ def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict
         "budgets": config.budgets[system.team].to_dict(),
         "sampling": config.sampling.to_dict(),
         "seed": config.seed,
+        **({"notes": digest(_notes(config))} if config.evaluation.privileged else {}),
     }
     return json.loads(json.dumps(values))  # tuples as the records will hold them
+
+
+def _notes(config: ConfigDict) -> dict[str, str]:
+    """What teams read behind each question: the texts of `privileged`, if they are to."""
+    if not config.evaluation.privileged:
+        return {}
+    return read_texts(config.privileged, seed=config.seed)
 
 
 def make_plan(
@@ -177,6 +186,7 @@ def _player(prepared: Prepared, system: System) -> Play:
     config, scene, engines = prepared.config, prepared.scene, prepared.engines
     world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)
     team = assembly.make_team(_with_caps(config, system), system.team, scene)
+    team = dataclasses.replace(team, notes=_notes(config))
     run = Run(seed=config.seed, purpose="eval", step=0)
     limits = rollout.Limits(**config.rollout)
 

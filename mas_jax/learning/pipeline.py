@@ -20,8 +20,6 @@ from rich.console import Console
 
 from mas_jax.agents.judge import Judge
 from mas_jax.agents.oracle import Flaws
-from mas_jax.agents.protocol import FIELDS
-from mas_jax.agents.protocol_files import read_protocols
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
@@ -230,10 +228,7 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
     if not any(row.learns and row.is_viewed for row in programme.values()):
         return None
     p, scene = pipeline.config.privileged, pipeline.scene
-    found = read_protocols(Path(p.protocols))
-    shown = privileged.texts(
-        found, fields=p.fields or FIELDS, form=p.form, control=p.control, seed=pipeline.config.seed
-    )
+    shown = privileged.read_texts(p, seed=pipeline.config.seed)
     examples = scene.prompts.examples.get("single", ())
     fallback = privileged.fallback_of(p.fallback, control=p.control)
     return Privilege(shown, scene.chat, fallback=fallback, num_examples=len(examples))

@@ -9,9 +9,11 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mas_jax.agents.chat import Chat
-from mas_jax.agents.protocol import Protocol, render, select
+from mas_jax.agents.protocol import FIELDS, Protocol, render, select
+from mas_jax.agents.protocol_files import read_protocols
 from mas_jax.learning.views import View, insert
 from mas_jax.records import Episode, Trace
 
@@ -43,6 +45,22 @@ def texts(
     return own
 
 
+def read_texts(section: Mapping, *, seed: int) -> dict[str, str]:
+    """`texts` as the config's section `privileged` says: of its file of launch/build_protocols.py,
+    no fields standing for all. Raises: ValueError as `texts`."""
+    found = read_protocols(Path(section["protocols"]))
+    fields, form, control = (section[name] for name in ("fields", "form", "control"))
+    return texts(found, fields=fields or FIELDS, form=form, control=control, seed=seed)
+
+
+def digest(shown: Mapping[str, str]) -> str:
+    """Of all texts."""
+    found = hashlib.blake2b(digest_size=8)
+    for uid, text in sorted(shown.items()):
+        found.update(f"{uid}\n{text}\n".encode())
+    return found.hexdigest()
+
+
 def fallback_of(fallback: str, *, control: str) -> str:
     """What is shown without a text: nothing under a control, which would else be no control."""
     return fallback if control == "none" else "none"
@@ -69,10 +87,7 @@ class Privilege:
 
     def digest(self) -> str:
         """Of all texts: what a run that goes on must find again."""
-        found = hashlib.blake2b(digest_size=8)
-        for uid, text in sorted(self.texts.items()):
-            found.update(f"{uid}\n{text}\n".encode())
-        return found.hexdigest()
+        return digest(self.texts)
 
     def of(
         self, episodes: Sequence[Episode]

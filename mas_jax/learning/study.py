@@ -4,10 +4,12 @@ A run that was interrupted goes on; one whose record is there is not run again. 
 CELL/seed_S/ holds the stage and its evaluation. Must not know: what cells change, tables.
 """
 
+import asyncio
 import dataclasses
 import json
 import logging
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,9 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from mas_jax import metrics
+from mas_jax.agents import protocol_files
+from mas_jax.agents.protocol_oracle import Oracle, local
+from mas_jax.agents.protocol_team import Desk, Limits
 from mas_jax.config_rules import validate
 from mas_jax.evaluation import ledger
 from mas_jax.evaluation import study as records
@@ -27,6 +32,7 @@ from mas_jax.evaluation.statistics import (
     macro_average,
 )
 from mas_jax.learning import assembly, cost, evaluate, pipeline, revision
+from mas_jax.learning.study_cells import Cell, Change, make_config, nothing
 from mas_jax.learning.study_freeze import (
     check,
     describe,
@@ -34,15 +40,7 @@ from mas_jax.learning.study_freeze import (
     start_directory,
     weights_digest,
 )
-from mas_jax.learning.study_grid import (
-    CAPPED_RUNS,
-    CAPS,
-    CELLS,
-    Cell,
-    Change,
-    make_config,
-    nothing,
-)
+from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS
 from mas_jax.sampling.replicas import Replicas
 
 # what a record keeps of every step, under the names of metrics.jsonl
@@ -51,7 +49,9 @@ CURVES = (
     "rollout/searcher/distinct_queries_frac", "rollout/searcher/report_length",
     "update/searcher/entropy", "update/searcher/kl_to_teacher", "update/searcher/kl_to_start",
     "update/leader/entropy", "update/answerer/entropy", "update/gradient_norm",
+    "update/searcher/divergence", "privileged/protocols", "privileged/rollouts",
 )  # fmt: skip
+PROTOCOL_SKILL = 0.8  # of the script that writes protocols: some questions get partial findings
 PLAYS = ("free", *(f"{kind}_{cap}" for kind, caps in CAPS.items() for cap in caps))
 
 logger = logging.getLogger(__name__)
@@ -145,6 +145,8 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     lab.change(config)
     start = start_directory(cell.start)
     config.model.checkpoint = f"asset:{cell.start}_policy"  # in any checkout the same
+    if cell.protocols:
+        config.privileged.protocols = str(_protocols(config, cell.protocols, lab))
     if cell.teacher:
         config.teacher.checkpoint = str(_policy(lab, cell.teacher, seed))
     if cell.policy == "own":
@@ -157,6 +159,31 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     tokenizer = assembly.load_tokenizer(start)
     scene = assembly.make_scene(config, tokenizer)
     return _Ready(config, policy, scene, assembly.make_engines(config, start, tokenizer))
+
+
+def _protocols(config: ConfigDict, writer: str, lab: Lab) -> Path:
+    """The file of this writer's protocols of the world's training and test questions, made if it is
+    not there; see `Cell.protocols`. Two runs may both make it: it comes whole, and the same."""
+    path = lab.workdir / "protocols" / f"world_{config.world.seed}_{writer}.jsonl"
+    if path.exists():
+        return path
+    scene = assembly.make_scene(config, assembly.load_tokenizer(start_directory("study")))
+    oracle = Oracle(scene.world, PROTOCOL_SKILL, writer.removeprefix("raw_"))
+    limits = Limits()
+    desk = Desk(
+        local(oracle, limits), scene.retriever.search, model=writer, limits=limits,
+        normalise_style=not writer.startswith("raw_"),
+    )  # fmt: skip
+    questions = [*scene.questions["train"], *scene.questions["test"]]
+    part = path.with_suffix(f".{os.getpid()}")
+    part.unlink(missing_ok=True)  # of a killed run that had this number
+    asyncio.run(
+        protocol_files.build(
+            questions, [desk], part, concurrency=8, failure_frac=0.0, tell=lambda *_: None
+        )
+    )
+    part.replace(path)
+    return path
 
 
 def _policy(lab: Lab, name: str, seed: int) -> Path:

@@ -17,7 +17,8 @@ from mas_jax.config import default_config, role
 from mas_jax.data.world import make_world
 from mas_jax.files import write_json
 from mas_jax.learning import assembly
-from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS, Cell, changes, flat, make_config
+from mas_jax.learning.study_cells import Cell, changes, flat, make_config
+from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS
 
 FILE = Path("notebooks/frozen.json")
 
@@ -33,6 +34,7 @@ def describe(cell: Cell) -> dict:
         "start": weights_digest(start_directory(cell.start)),
         "world": _fingerprint(world.seed, world.closed_share, world.train, world.held_out),
         "changes": json.loads(json.dumps(changes(cell))),
+        **({"protocols": cell.protocols} if cell.protocols else {}),
     }
 
 

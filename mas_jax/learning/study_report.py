@@ -8,8 +8,9 @@ from pathlib import Path
 
 from mas_jax.evaluation import study as records
 from mas_jax.evaluation.report import Grid, to_markdown
-from mas_jax.learning import study_freeze
-from mas_jax.learning.study_grid import AXES, CELLS, TEACHER_CELL
+from mas_jax.learning import study_freeze, study_mapd, study_opd
+from mas_jax.learning.study_grid import CELLS
+from mas_jax.learning.study_opd import AXES, TEACHER_CELL
 
 BUDGETS = {"searches": 1.4, "tokens": 200.0}  # of a workflow, at which systems are compared
 # (first, second): is the first better?
@@ -74,6 +75,40 @@ AXIS_CLAIMS = tuple(
     )
 )
 
+MAPD_CLAIMS = (
+    ("told_right", "protocol_base"),
+    ("told_wrong", "protocol_base"),
+    ("told_shuffled", "protocol_base"),
+    ("mapd_grpo", "protocol_base"),
+    *(("mapd", other) for other in ("mapd_grpo", "mapd_sdar", "mapd_shuffled", "mapd_wrong")),
+    ("mapd_sdar", "mapd_grpo"),
+    ("mapd_wrong", "mapd_grpo"),
+    *(
+        ("mapd", f"mapd_{other}")
+        for other in (
+            "without_plan",
+            "without_facts",
+            "without_answer",
+            "without_findings",
+            "three_fields",
+            "talkative_raw",
+            "0.01",
+            "0.1",
+            "0.5",
+            "forward_kl",
+            "opsd",
+            "ema",
+        )
+    ),
+)
+# teachers of equal skill; is what their students learned the same?
+SAME_TEACHING = (
+    ("mapd", "mapd_other_words"),
+    ("mapd", "mapd_talkative"),
+    ("mapd_other_words", "mapd_talkative"),
+)
+MARGIN = 0.02  # of avg@4
+
 
 def listing(results: Path) -> str:
     """A line a cell: its name, which of its seeds have a record, and what it is."""
@@ -106,22 +141,25 @@ def read(results: Path, frozen: Path) -> records.Runs:
     return runs
 
 
-def grids(runs: records.Runs) -> list[Grid]:
-    """Every cell that was run, its families, the claims of the main world, the axes."""
-    main = [name for name, cell in CELLS.items() if not cell.axis]
-    axes = [name for name, cell in CELLS.items() if cell.axis]
-    less = "less second, points of avg@4; interval over seeds, or over questions where one ran"
+_LESS = "less second, points of avg@4; interval over seeds, or over questions where one ran"
+
+
+def opd_grids(runs: records.Runs) -> list[Grid]:
+    """About MultiAgent-OPD: every cell that was run, its families, claims, the axes."""
+    own = [cell for group in study_opd.GROUPS.values() for cell in group]
+    main = [cell.name for cell in own if not cell.axis]
+    axes = [cell.name for cell in own if cell.axis]
     found = [
         records.cell_grid(
             runs, main, SOURCES, budgets=BUDGETS, title="Cells of the main world, means over seeds"
         ),
         records.family_grid(runs, main, title="avg@4 of the families"),
-        records.comparison_grid(runs, CLAIMS, title=f"First {less}"),
+        records.comparison_grid(runs, CLAIMS, title=f"First {_LESS}"),
     ]
     for kind, budget in BUDGETS.items():
         found.append(
             records.comparison_grid(
-                runs, CLAIMS, title=f"At {budget:g} {kind} a workflow: first {less}",
+                runs, CLAIMS, title=f"At {budget:g} {kind} a workflow: first {_LESS}",
                 values=functools.partial(records.at_spend, kind=kind, budget=budget),
             )
         )  # fmt: skip
@@ -129,7 +167,20 @@ def grids(runs: records.Runs) -> list[Grid]:
         *found,
         records.cell_grid(runs, axes, SOURCES, budgets=BUDGETS, title="Cells on the axes"),
         records.family_grid(runs, axes, title="avg@4 of the families on the axes"),
-        records.comparison_grid(runs, AXIS_CLAIMS, title=f"On the axes: first {less}"),
+        records.comparison_grid(runs, AXIS_CLAIMS, title=f"On the axes: first {_LESS}"),
+    ]
+
+
+def mapd_grids(runs: records.Runs) -> list[Grid]:
+    """About MAPD: every cell that was run, its families, claims, teachers of other styles."""
+    own = [cell.name for group in study_mapd.GROUPS.values() for cell in group]
+    return [
+        records.cell_grid(runs, own, SOURCES, budgets=BUDGETS, title="Cells about MAPD"),
+        records.family_grid(runs, own, title="MAPD: avg@4 of the families"),
+        records.comparison_grid(runs, MAPD_CLAIMS, title=f"MAPD: first {_LESS}"),
+        records.equivalence_grid(
+            runs, SAME_TEACHING, margin=MARGIN, title="Teachers of another style: equal within 2?"
+        ),
     ]
 
 
@@ -137,5 +188,7 @@ def tables(runs: records.Runs) -> str:
     """The grids as Markdown, empty ones left out, and what all runs took."""
     every = [record for seeds in runs.values() for record in seeds.values()]
     seconds = sum(r["train_s"] + r["evaluation_accelerator_s"] for r in every)
-    text = "\n".join(to_markdown(grid) for grid in grids(runs) if grid.rows)
+    text = "\n".join(
+        to_markdown(grid) for grid in (*opd_grids(runs), *mapd_grids(runs)) if grid.rows
+    )
     return f"{text}\n{len(every)} runs, {seconds / 3600:.1f} hours of one core\n"

@@ -8,9 +8,10 @@ were set by looking at the oracle and at the untrained teams, never at a trainin
 import asyncio
 import dataclasses
 import json
+import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -20,6 +21,9 @@ from rich.console import Console
 
 from mas_jax.agents import rollout
 from mas_jax.agents.oracle import Flaws
+from mas_jax.agents.protocol import FIELDS, render, select
+from mas_jax.agents.protocol_oracle import STYLES, Oracle, local
+from mas_jax.agents.protocol_team import Desk, Limits, work_on
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
 from mas_jax.data.tokenizer import make_toy_tokenizer
@@ -33,27 +37,29 @@ LOG_EVERY = 50  # steps
 
 async def _play(
     config: ConfigDict, name: str, scene: assembly.Scene, jobs: Sequence[tuple[Question, int]],
-    flaws: Flaws,
+    flaws: Flaws, notes: Mapping[str, str],
 ) -> list[Episode]:  # fmt: skip
     sampler = ScriptedSampler(scene.world, scene.chat, scene.prompts, flaws)
     world = World(sampler.sample, scene.retriever.search, assembly.exact_match_reward)
     run = Run(seed=config.seed, purpose="train", step=0)
     limits = rollout.Limits(**config.rollout)
-    team = assembly.make_team(config, name, scene)
+    team = dataclasses.replace(assembly.make_team(config, name, scene), notes=notes)
     return [e async for e in rollout.play(jobs, team, world=world, run=run, limits=limits)]
 
 
 def scripted_episodes(
     config: ConfigDict, name: str, scene: assembly.Scene, *, split: str, count: int, runs: int,
-    flaws: Flaws,
+    flaws: Flaws, protocols: Mapping | None = None,
 ) -> list[Episode]:  # fmt: skip
     """Episodes of a team played by the oracle with flaws, in order of question and run.
 
-    Ordered, since they finish in an order that depends on the machine.
+    Ordered, since they finish in an order that depends on the machine. protocols: as the section
+    `pretrain.protocols`; None for none.
     """
     questions = assembly.spread(scene.world.questions[split], count)
     jobs = [(question, run) for question in questions for run in range(runs)]
-    episodes = asyncio.run(_play(config, name, scene, jobs, flaws))
+    shown = asyncio.run(_notes(scene, questions, **protocols)) if protocols else {}
+    episodes = asyncio.run(_play(config, name, scene, jobs, flaws, shown))
     failed = [episode.failure for episode in episodes if episode.failure is not None]
     if failed:
         raise RuntimeError(f"{len(failed)} scripted episodes failed; the first: {failed[0]}")
@@ -61,19 +67,53 @@ def scripted_episodes(
     return sorted(episodes, key=lambda e: place[e.question, e.rollout])
 
 
+async def _notes(
+    scene: assembly.Scene, questions: Sequence[Question], *, share: float, skill: float, seed: int
+) -> dict[str, str]:
+    """A protocol behind this share of the questions: of two one's own, of one another question's,
+    of one nothing, in turn.
+
+    Each is the script's in one of its styles, normalised or not, and lacks each field with
+    probability 0.2, so that a reader learns to use what is there.
+    """
+    rng = random.Random(seed)
+    chosen = rng.sample(questions, round(share * len(questions)))
+    found = {}
+    for question in chosen:
+        oracle = Oracle(scene.world, skill, rng.choice(sorted(STYLES)))
+        limits = Limits()
+        desk = Desk(
+            local(oracle, limits), scene.retriever.search, oracle.style, limits=limits,
+            normalise_style=rng.random() < 0.5,
+        )  # fmt: skip
+        protocol = (await work_on(question, desk)).protocol or {}
+        kept = [name for name in FIELDS if rng.random() >= 0.2]
+        found[question.uid] = render(select(protocol, kept), "toy")
+    shown = {}
+    for place, question in enumerate(chosen):
+        other = chosen[(place + 1) % len(chosen)]
+        kind = ("own", "own", "other", "nothing")[place % 4]
+        shown[question.uid] = {
+            "own": found[question.uid], "other": found[other.uid], "nothing": "",
+        }[kind]  # fmt: skip
+    return shown
+
+
 def flawed_traces(
     config: ConfigDict, scene: assembly.Scene, *, split: str, count: int, runs: int
 ) -> list[Trace]:
     """Traces of every role in the config's teams on `count` questions, with the config's flaws."""
     flaws = Flaws(**config.pretrain.flaws)
+    protocols = config.pretrain.protocols.to_dict()
     return [
         trace
         for name in config.pretrain.teams
         for episode in scripted_episodes(
-            config, name, scene, split=split, count=count, runs=runs, flaws=flaws
+            config, name, scene, split=split, count=count, runs=runs, flaws=flaws,
+            protocols=protocols if name == "single" and protocols["share"] else None,
         )
         for trace in episode.traces
-    ]
+    ]  # fmt: skip
 
 
 def _with_seed(config: ConfigDict, seed: int) -> ConfigDict:

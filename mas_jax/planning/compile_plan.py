@@ -24,12 +24,14 @@ class Workload:
     sampled ones, and positions of context while it samples.
 
     Default: METHODS 1.1, recorded input and output of a MultiAgent-OPD workflow, as if no prefix
-    were shared; the context is the middle of a 4k conversation.
+    were shared; the context is the middle of a 4k conversation. view_tokens: what an episode's
+    views hold beside its traces; the default is one protocol, by guess.
     """
 
     input_tokens: float = 9172.0
     output_tokens: float = 697.0
     context: int = 2048
+    view_tokens: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ def forward_flops(
     return rows * (2 * matmuls * length + attention)
 
 
-def splash_kernels(config: qwen3.ModelConfig, length: int) -> Kernels:
-    """Work of the splash kernels on rows of a length: every causal tile, segments not skipped.
+def splash_kernels(config: qwen3.ModelConfig) -> Kernels:
+    """Work of the splash kernels: every causal tile of a row, segments not skipped.
 
     Forward two matmuls over each pair, gradients of q three, of k and v four, as they form the
     scores again.
@@ -159,7 +161,7 @@ def splash_kernels(config: qwen3.ModelConfig, length: int) -> Kernels:
         attended = max(wide, key=lambda a: a.size)
         # the gradients of keys and values have those heads, and every query head took part in them
         size = attended.size * (config.num_heads / config.num_kv_heads if kind == "dkv" else 1)
-        flops = matmuls[kind] * 2 * size * length / 2
+        flops = matmuls[kind] * 2 * size * attended.shape[-2] / 2
         moved = 3 * sum(a.num_bytes for a in one.arrays if a.space == HBM)
         return Kernel(flops, moved)
 
@@ -207,10 +209,14 @@ def num_episodes(run: run_programs.Run) -> int:
 
 
 def num_micro(run: run_programs.Run, workload: Workload) -> int:
-    """Micro-batches that a step's tokens fill."""
+    """Micro-batches that a step's tokens fill, or those of its views, whichever needs more."""
     t = run.config.train
     tokens = num_episodes(run) * (workload.input_tokens + workload.output_tokens)
-    return math.ceil(tokens / (t.micro_rows * t.row_length))
+    rows = tokens / t.row_length
+    if run.view_length:
+        viewed = tokens + num_episodes(run) * workload.view_tokens
+        rows = max(rows, viewed / run.view_length)
+    return math.ceil(rows / t.micro_rows)
 
 
 def _training(run: run_programs.Run, name: str, workload: Workload) -> Iterator[Phase]:
@@ -263,14 +269,20 @@ def _use(
             "jit(_score)/while": micro, "jit(_gradients)/while": micro,
             "shard_map/while": math.ceil(tokens_micro * learned / batch_parts / t.chunk),
         },
-        kernels=splash_kernels(run.model, t.row_length),
+        kernels=splash_kernels(run.model),
     )  # fmt: skip
     is_pass = "gradient" in name or name.startswith("score")
     passes = micro * (3.0 if "gradient" in name else 1.0) if is_pass else 0.0
     flops = passes * forward_flops(run.model, t.micro_rows, t.row_length, scored_frac=learned)
-    # eight arrays of a batch, whose micro-batches are filled up to a power of two
+    if "gradient" in name and run.view_length:  # a teacher's forward pass over the rows of views
+        scored = learned * t.row_length / run.view_length
+        flops += micro * forward_flops(
+            run.model, t.micro_rows, run.view_length, scored_frac=scored
+        )  # fmt: skip
+    # eight arrays of a batch and four of its views; micro-batches are filled up to a power of two
     rows = (1 << (micro - 1).bit_length()) * t.micro_rows / batch_parts if is_pass else 0
-    batch = 8 * 4 * rows * t.row_length
+    views = 2 * (run.view_length + t.row_length) if run.view_length else 0
+    batch = 4 * rows * (8 * t.row_length + views)
     gradient = run.held["weights"] if name == "optimizer" else 0.0
     hbm = sum(run.held.values()) + peak + batch + gradient
     tokens = micro * tokens_micro if is_pass else 0.0

@@ -35,6 +35,7 @@ class Run:
 
     lower: makes the training programs by name, one at a time; `lower_engine` the engine's. held:
     bytes that each device holds through the run, by what they are. num_roles: that learn.
+    view_length: of rows of views, 0 without a privileged branch.
     """
 
     config: ConfigDict
@@ -42,6 +43,7 @@ class Run:
     place: Slice
     stage: str
     num_roles: int
+    view_length: int
     mesh: Mesh
     sampler_mesh: Mesh
     settings: EngineSettings
@@ -117,11 +119,8 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     model = dataclasses.replace(model, value_head=t.value_head)
     trainer = _trainer(config, model, mesh, stage)
     shape = (NUM_MICRO, t.micro_rows, t.row_length)
-    if any(row.learns and row.is_viewed for row in trainer.programme.values()):
-        raise ValueError(
-            f"stages.{stage} has a row with view='privileged', whose rows of views a plan does not "
-            "count yet; plan it with view='none' and teacher='initial', which lacks their part"
-        )
+    is_viewed = any(row.learns and row.is_viewed for row in trainer.programme.values())
+    view_length = t.view_length if is_viewed else 0
     settings = EngineSettings(**config.engine)
     sampled = dataclasses.replace(model, value_head=False)
     held = {
@@ -136,7 +135,10 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     engine_args = abstract_engine(sampled, settings, sampler_mesh)
     held["the sampler's weights"] = bytes_on_device(engine_args[0])
     held["page pool"] = bytes_on_device(engine_args[1])
-    lower = {name: (lambda name=name: trainer.lower(name, shape)) for name in trainer.program_names}
+    lower = {
+        name: (lambda name=name: trainer.lower(name, shape, view_length=view_length))
+        for name in trainer.program_names
+    }
     if t.drift_frac and not any(name.startswith("score") for name in lower):
         lower[START] = lambda: trainer.lower("score of the policy", shape)
     if trainer.has_critic:
@@ -144,7 +146,8 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
     lower["resharding"] = lambda: _lower_resharding(model, config, mesh)
     num_roles = sum(row.learns for row in trainer.programme.values())
     return Run(
-        config, model, place, stage, num_roles, mesh, sampler_mesh, settings, lower, held
+        config, model, place, stage, num_roles, view_length, mesh, sampler_mesh, settings, lower,
+        held,
     )  # fmt: skip
 
 
