@@ -52,6 +52,8 @@ def scripts(scene: assembly.Scene) -> list[protocol_oracle.Player]:
     """A script for each style. Raises: ValueError for files without decompositions."""
     if scene.world is not None:
         return [protocol_oracle.Oracle(scene.world, SKILL.value, s) for s in ORACLE.value]
+    if ALONE.value:
+        raise ValueError("--alone with --oracle plays the toy world; the config has real questions")
     steps = {}
     for path in map(Path, CONFIG.value.data[SPLIT.value]):
         steps |= read_steps(jsonl(path, dataset=path.stem, split=SPLIT.value))

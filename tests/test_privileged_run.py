@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from small_runs import save_start, scene_of, small_config, small_pipeline, written
 
-from mas_jax.agents import protocol_files, protocol_oracle, protocol_team
+from mas_jax.agents import protocol_files, protocol_oracle, protocol_roles
 from mas_jax.agents.protocol_team import Desk
 from mas_jax.config import mapd
 from mas_jax.learning import kept_episodes, loop, pipeline
@@ -27,7 +27,7 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def protocols(start, tmp_path_factory):
-    path, limits = tmp_path_factory.mktemp("protocols") / "all.jsonl", protocol_team.Limits()
+    path, limits = tmp_path_factory.mktemp("protocols") / "all.jsonl", protocol_roles.Limits()
     scene = scene_of(start)
     oracle = protocol_oracle.local(protocol_oracle.Oracle(scene.world), limits)
     desk = Desk(oracle, scene.retriever.search, "oracle", limits=limits)
