@@ -30,6 +30,8 @@ setup(
         "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
         "jax>=0.10,<0.12",
         "jsonschema>=4.20,<5",
+        # with the parser's runtime that its grammars were generated for last
+        "math-verify[antlr4_13_2]>=0.9,<0.10",
         "matplotlib>=3.8,<4",
         "ml-collections>=1.0,<2",
         "numpy>=2.0,<3",

@@ -2,8 +2,10 @@
 `python launch/build_protocols.py --config=configs/mapd.py --base_url=URL --models=a,b --out=FILE`.
 
 The key comes from the environment variable named by --key_variable. Several models share the
-questions in turn. `--oracle=plain` lets a script play instead, without an endpoint: the toy
-world's, or one that follows real questions' gold decompositions (MuSiQue, 2WikiMultihopQA).
+questions in turn. Without an endpoint `--policy=DIR` lets a local policy play, in the config's
+engine and chat template, and `--oracle=plain` a script: the toy world's, or one that follows real
+questions' gold decompositions (MuSiQue, 2WikiMultihopQA). `--alone`: one model writes the protocol
+without the team. The records hold raw trajectories too, for configs that imitate.
 Interrupted, the same command goes on where it stopped.
 """
 
@@ -11,12 +13,14 @@ import asyncio
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 
 from mas_jax.agents import protocol_files, protocol_oracle
+from mas_jax.agents.policy_endpoint import policy_complete
 from mas_jax.agents.protocol_gold import GoldScript
-from mas_jax.agents.protocol_team import Desk, Limits
+from mas_jax.agents.protocol_roles import Limits
+from mas_jax.agents.protocol_team import Desk
 from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.data.decomposition import read_steps
 from mas_jax.data.questions import jsonl
@@ -34,8 +38,10 @@ KEY = flags.DEFINE_string("key_variable", "", "environment variable that holds t
 PRICE = flags.DEFINE_list("price", [], "money per million tokens in and out, such as 2,12")
 MAX_COST = flags.DEFINE_float("max_cost", None, "money that this run may spend; needs --price")
 CACHE = flags.DEFINE_string("cache", "", "directory for the endpoint's answers")
+POLICY = flags.DEFINE_string("policy", "", "directory of a policy in the Hugging Face layout")
 ORACLE = flags.DEFINE_list("oracle", [], f"styles of the script: {sorted(protocol_oracle.STYLES)}")
 SKILL = flags.DEFINE_float("skill", 1.0, "of the script", lower_bound=0.0, upper_bound=1.0)
+ALONE = flags.DEFINE_bool("alone", False, "one model without the team, for comparison")
 CONCURRENCY = flags.DEFINE_integer("concurrency", 8, "questions at once", lower_bound=1)
 FAILURES = flags.DEFINE_float("failure_frac", 0.1, "share of failed questions that ends the run")
 STYLE = flags.DEFINE_bool("normalise_style", True, "take self-talk and repetitions away")
@@ -53,10 +59,23 @@ def scripts(scene: assembly.Scene) -> list[protocol_oracle.Player]:
     return [GoldScript(questions, steps, SKILL.value, s) for s in ORACLE.value]
 
 
-def desks(scene: assembly.Scene) -> list[Desk]:
-    """A desk for each model, or each style of the script. Raises: ValueError for neither."""
-    limits, search = Limits(), scene.retriever.search
-    shared = dict(search=search, limits=limits, normalise_style=STYLE.value)
+def desks(config: ConfigDict, scene: assembly.Scene, directory: Path) -> list[Desk]:
+    """A desk for each model of an endpoint, each style of the script, or the policy of a directory.
+    Raises: ValueError unless exactly one of the three is named."""
+    if sum(map(bool, (BASE_URL.value, ORACLE.value, POLICY.value))) != 1:
+        raise ValueError("give --base_url and --models of an endpoint, or --policy, or --oracle")
+    limits = Limits()
+    shared = dict(
+        search=scene.retriever.search, limits=limits, normalise_style=STYLE.value,
+        is_alone=ALONE.value,
+    )  # fmt: skip
+    if POLICY.value:
+        assembly.check_chat(config, scene.chat, directory)
+        sample = assembly.make_engines(config, directory, scene.tokenizer).sample
+        complete = policy_complete(
+            sample, chat=scene.chat, policy=config.model.policy, context=config.engine.context
+        )
+        return [Desk(complete, model=directory.name, **shared)]
     if ORACLE.value:
         if unknown := sorted(set(ORACLE.value) - protocol_oracle.STYLES.keys()):
             raise ValueError(
@@ -66,8 +85,8 @@ def desks(scene: assembly.Scene) -> list[Desk]:
             Desk(protocol_oracle.local(o, limits), model=f"oracle-{o.style}", **shared)
             for o in scripts(scene)
         ]
-    if not (MODELS.value and BASE_URL.value):
-        raise ValueError("give --base_url and --models of an endpoint, or --oracle")
+    if not MODELS.value:
+        raise ValueError(f"--base_url={BASE_URL.value} without --models: name one of its models")
     prices = {}
     if PRICE.value:
         try:
@@ -86,12 +105,14 @@ def main(argv: list[str]) -> None:
     config, out, console = CONFIG.value, Path(OUT.value), Console()
     assembly.start_process()
     try:
+        if POLICY.value:
+            config.model.checkpoint = POLICY.value
         directory = assembly.checkpoint_directory(config)
         scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
-        working = desks(scene)
+        working = desks(config, scene, directory)
         questions = scene.questions[SPLIT.value]
         questions = questions[: NUM.value] if NUM.value else questions
-        protocol_files.read(out)
+        protocol_files.check_kind(out, is_alone=ALONE.value)
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     with console.status("protocols") as status:

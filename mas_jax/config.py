@@ -128,7 +128,8 @@ def default_config() -> ConfigDict:
              published=False)  # numbers of the papers beside ours, where a set is one of theirs
     )  # fmt: skip
     # learning/pipeline.py: stages in the order of train.stages; a stage named "teacher" makes the
-    # teacher of those after it, unless teacher.checkpoint names one
+    # teacher of those after it, unless teacher.checkpoint names one. sampler: who plays,
+    # learning/players.py: "policy", "oracle" (the toy world's script) or "trajectories"
     config.stages = ConfigDict(
         dict(
             teacher=dict(team="cascade", sampler="policy", steps=40,
@@ -153,6 +154,8 @@ def default_config() -> ConfigDict:
     config.privileged = ConfigDict(
         dict(protocols="", fields=(), form="toy", control="none", fallback="rollout")
     )
+    # a file of launch/build_protocols.py whose raw trajectories are what "trajectories" plays
+    config.trajectories = ""
     # checkpoint: a directory in the Hugging Face layout; ema_decay: of the teacher named "ema"
     config.teacher = ConfigDict(dict(checkpoint="", ema_decay=0.99))
     config.certify = ConfigDict(  # is the teacher better than the untrained cascade?
@@ -160,7 +163,12 @@ def default_config() -> ConfigDict:
     )
     config.train = ConfigDict(
         dict(
-            stages=("teacher", "student"), questions=12, group_size=8, candidates=5,
+            stages=("teacher", "student"),
+            # continued: each stage starts from the policy of the one before, which is "initial" to
+            # it, instead of the starting policy; learning_rates: of each stage, () for
+            # optimizer.learning_rate in all
+            continued=False, learning_rates=(),
+            questions=12, group_size=8, candidates=5,
             updates_per_batch=1, temperature=1.0,
             # agents/tree.py Shape: the group is the leaves of so many trees; 0 for whole episodes
             tree=dict(trees=0, expansions=2, rounds=1),
@@ -362,6 +370,53 @@ def sdar(config: ConfigDict) -> ConfigDict:
 def grpo_opsd(config: ConfigDict) -> ConfigDict:
     """SDAR's "GRPO+OPSD": no gate. WARNING: no teacher is in its gradient at all."""
     return mapd(config, divergence="gated_log_ratio", divergence_coef=0.01, gate_slope=0.0)
+
+
+def protocol_one(config: ConfigDict) -> ConfigDict:
+    """MAPD with protocols that one model wrote alone, of a build with --alone."""
+    config = mapd(config)
+    config.privileged.protocols = "runs/protocols_alone.jsonl"
+    return config
+
+
+def logit_matching(config: ConfigDict) -> ConfigDict:
+    """The exact reverse KL to a frozen teacher of the same vocabulary on the student's own
+    rollouts, without a reward or anything privileged; a mean over tokens."""
+    config = protocol_grpo(
+        config, advantages=(), divergence="reverse_kl", divergence_coef=1.0, teacher="teacher",
+        aggregation="token", kl_coef=0.0,
+    )  # fmt: skip
+    config.teacher.checkpoint = "runs/open_teacher"
+    return config
+
+
+_IMITATION = dict(advantages=(), policy_loss="sft", kl_coef=0.0, entropy_coef=0.0)
+
+
+def raw_trajectory(config: ConfigDict, records: str) -> ConfigDict:
+    """The single agent imitates a teacher's whole trajectories: -log p of their tokens.
+
+    records: of the build whose models are the teacher, one alone or the team.
+    """
+    config = protocol_grpo(config, aggregation="token", **_IMITATION)
+    config.stages.agent.sampler = "trajectories"
+    config.trajectories = records
+    # a trajectory says the same each time: as many episodes a step as the others, of more questions
+    config.train.update(dict(questions=8 * config.train.questions, group_size=1))
+    # a turn may think: the longest of the toy world's team has 27 tokens
+    longest = config.sampling.max_tokens
+    longest.searcher = max(32, longest.searcher)
+    return config
+
+
+def sft_then_ppo(config: ConfigDict) -> ConfigDict:
+    """Imitation of trajectories, then PPO with a critic that goes on from its policy and is held
+    near it."""
+    ppo = protocol_grpo(config, advantages=("gae",)).stages.agent
+    config = raw_trajectory(config, "runs/protocols_alone.jsonl")
+    config.stages = ConfigDict(dict(imitation=config.stages.agent, agent=ppo)).lock()
+    config.train.update(dict(stages=("imitation", "agent"), continued=True))
+    return config
 
 
 def sft_cascade(config: ConfigDict) -> ConfigDict:

@@ -19,7 +19,7 @@ TEMPLATES = ("toy", "qwen-instruct", "qwen3-thinking", "qwen3-not-thinking", "sm
 DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py
 BACKENDS = ("auto", "exact", "scann", "device", "bm25")  # retrieval/index.py, bm25_index.py
 JUDGES = ("oracle", "length", "policy", "api")  # learning/assembly.py make_judge
-SAMPLERS = ("policy", "oracle")
+SAMPLERS = ("policy", "oracle", "trajectories")  # learning/players.py
 FORMS = ("json", "toy")  # agents/protocol.py render
 PROTOCOL_FIELDS = ("task_type", "reasoning_plan", "grounding_facts", "answer", "partial_findings")
 CONTROLS = ("none", "empty", "shuffled", "wrong")  # learning/privileged.py
@@ -83,6 +83,11 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
             _check_stepwise("evaluation.teams", team)
     if not t.stages or len(set(t.stages)) < len(t.stages):
         raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
+    if t.learning_rates and len(t.learning_rates) != len(t.stages):
+        raise ValueError(
+            f"train.learning_rates={t.learning_rates} must be one for each of train.stages="
+            f"{t.stages}; or clear it for train.optimizer.learning_rate in all"
+        )
     for name in t.stages:
         _check_choice("train.stages", name, config.stages)
         _check_stage(config, name)
@@ -135,13 +140,20 @@ def _check_stepwise(where: str, team: str, sampler: str = "policy") -> None:
 
 
 def _check_protocols(config: ConfigDict) -> None:
-    """Raises: ValueError if a row's teacher or an evaluation reads protocols and there are none."""
+    """Raises: ValueError if a row's teacher or an evaluation reads protocols, or a stage imitates
+    trajectories, and there are none."""
     path = config.privileged.protocols
     rows = (row for s in config.train.stages for row in config.stages[s].programme.values())
     is_read = any(row.trained and row.view != "none" for row in rows)
     if (is_read or config.evaluation.privileged) and not Path(path).is_file():
         raise ValueError(
             f"privileged.protocols={path!r} is not a file; make it with launch/build_protocols.py"
+        )
+    samplers = {config.stages[s].sampler for s in config.train.stages}
+    if "trajectories" in samplers and not Path(config.trajectories).is_file():
+        raise ValueError(
+            f"trajectories={config.trajectories!r} is not a file; make it with "
+            "launch/build_protocols.py"
         )
 
 
@@ -243,6 +255,11 @@ def _check_stage(config: ConfigDict, name: str) -> None:
             f"{where}.sampler='oracle' reads the toy prompts only, and model.prompts="
             f"{config.model.prompts!r}; set model.prompts='toy' or sampler='policy'"
         )
+    if stage.sampler == "trajectories" and stage.team != "single":
+        raise ValueError(
+            f"{where}.sampler='trajectories' says what one agent says, and the team is the "
+            f"{stage.team}; set team='single'"
+        )
     wanted, given = set(TEAMS[stage.team]), set(stage.programme)
     if wanted != given:
         raise ValueError(
@@ -329,10 +346,10 @@ def _check_row(
             f"{where}.advantages={row.advantages} need a critic, and train.value_head="
             f"{t.value_head}; set train.value_head=True"
         )
-    if row.advantages and stage.sampler == "oracle":
+    if row.advantages and stage.sampler != "policy":
         raise ValueError(
             f"{where}.advantages={row.advantages} are of tokens that the policy sampled, and "
-            "the stage's sampler is 'oracle'; set policy_loss='sft' and advantages=()"
+            f"the stage's sampler is {stage.sampler!r}; set policy_loss='sft' and advantages=()"
         )
     size = 1 if row.group_by == "context" else t.group_size
     size *= t.candidates if acting == "answerer" else 1

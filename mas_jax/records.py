@@ -32,6 +32,20 @@ class Question:
     gold_titles: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Problem(Question):
+    """A mathematical problem: a question whose answers are compared by their value.
+
+    level: of difficulty, 1 to 5, 0 where not known. tolerance: how far a number may be from the
+    answer, 0.0 for not at all. is_multiple: whether each golden answer lists several, all asked.
+    """
+
+    level: int = 0
+    subject: str = ""
+    tolerance: float = 0.0
+    is_multiple: bool = False
+
+
 def question_fields(question: Question) -> dict:
     """A question's fields, for digests and JSON; `gold_titles` only where there are some, so that
     digests of questions that know nothing of pages do not depend on that field."""

@@ -42,12 +42,17 @@ def flat(config):
 
 
 def with_checkpoint(config, directory):
-    """The config with a checkpoint directory and protocols that are there, where it names some."""
+    """The config with checkpoint directories and records that are there, where it names some."""
     if config.model.checkpoint:
         config.model.checkpoint = str(directory)
+    if config.teacher.checkpoint:
+        config.teacher.checkpoint = str(directory)
+    records = directory / "protocols.jsonl"
+    records.touch()
     if config.privileged.protocols:
-        config.privileged.protocols = str(directory / "protocols.jsonl")
-        (directory / "protocols.jsonl").touch()
+        config.privileged.protocols = str(records)
+    if config.trajectories:
+        config.trajectories = str(records)
     return config
 
 
@@ -115,6 +120,16 @@ def test_every_docstring_holds_a_command_that_runs_this_config(name):
         ),
         ("toy_paper_beta", "toy", {"stages.student.programme.searcher.beta"}),
         ("toy_jsd", "toy_exact_kl", {"stages.student.programme.searcher.divergence"}),
+        ("toy_protocol_one", "mapd_toy", {"privileged.protocols"}),
+        ("toy_raw_trajectory_team", "toy_raw_trajectory_one", {"trajectories"}),
+        (
+            "toy_logit_matching",
+            "toy_protocol_grpo",
+            {"teacher.checkpoint"} | {
+                f"stages.agent.programme.searcher.{key}"
+                for key in ("advantages", "divergence", "aggregation", "kl_coef")
+            },
+        ),
         (
             "opd_1p7b",
             "opd",
@@ -532,6 +547,28 @@ def test_a_row_that_compares_with_the_question_twice_is_an_error():
 )
 def test_a_branch_that_cannot_read_is_refused(changes, message, tmp_path):
     config = with_checkpoint(load("mapd_toy").get_config(), tmp_path)
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trajectories": "nowhere.jsonl"}, r"'nowhere.jsonl' is not.*launch/build_protocols\.py"),
+        ({"trajectories": ""}, "trajectories='' is not a file"),
+        ({"stages.agent.sampler": "trajectory"}, "did you mean 'trajectories'"),
+        ({"stages.agent.sampler": "oracle"}, "the stage's sampler is 'oracle'"),
+        ({"stages.imitation.team": "cascade"}, "says what one agent says, and the team is the ca"),
+        (
+            {"stages.imitation.programme.searcher.advantages": ("group",)},
+            "the stage's sampler is 'trajectories'; set policy_loss='sft'",
+        ),
+        ({"train.learning_rates": (1e-5,)}, r"learning_rates=\(1e-05,\) must be one for each of"),
+    ],
+)
+def test_a_teacher_without_trajectories_is_refused(changes, message, tmp_path):
+    config = with_checkpoint(load("toy_sft_ppo").get_config(), tmp_path)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
         validate(config)

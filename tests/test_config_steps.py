@@ -11,7 +11,7 @@ from config_files import CONFIGS, load
 from conftest import ROOT
 from rich.console import Console
 
-from mas_jax.agents import protocol_files, protocol_oracle, protocol_team
+from mas_jax.agents import protocol_files, protocol_oracle, protocol_roles
 from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.protocol_team import Desk
 from mas_jax.agents.rollout import Limits
@@ -49,7 +49,7 @@ SLOW = set(CONFIGS) - {"toy"}  # a program of its own for each: minutes of compi
 @pytest.fixture(scope="module")
 def protocols(shared, tmp_path_factory):
     """Protocols of the questions that a shrunk config plays, by the toy world's script."""
-    path, limits = tmp_path_factory.mktemp("protocols") / "protocols.jsonl", protocol_team.Limits()
+    path, limits = tmp_path_factory.mktemp("protocols") / "protocols.jsonl", protocol_roles.Limits()
     oracle = protocol_oracle.local(protocol_oracle.Oracle(shared.scene.world), limits)
     desk = Desk(oracle, shared.scene.retriever.search, "oracle", limits=limits)
     questions = shared.scene.questions["train"]
@@ -113,6 +113,7 @@ def test_a_shrunk_config_takes_one_step(name, shared, tmp_path, request):
     if config.train.view_length:
         path = request.getfixturevalue("protocols")
         config.privileged.update(dict(protocols=str(path), form="toy"))
+        config.trajectories = str(path)
         config.train.view_length = 768
     validate(config)
     done = pipeline.run(in_place(shared, config, tmp_path), Console(quiet=True))

@@ -126,7 +126,7 @@ def test_only_the_single_agent_is_evaluated_with_protocols(tmp_path):
         validate(config)
 
 
-@pytest.mark.parametrize("writer", ["plain", "other_words", "raw_talkative"])
+@pytest.mark.parametrize("writer", ["plain", "other_words", "raw-talkative", "alone-plain"])
 def test_a_cell_of_the_study_gets_the_protocols_of_its_writer_once(tmp_path, writer):
     config = default_config()
     config.world.update(dict(train=20, held_out=10, families=("nq_like", "2wiki_like")))
@@ -139,7 +139,7 @@ def test_a_cell_of_the_study_gets_the_protocols_of_its_writer_once(tmp_path, wri
     assert len(found) > 0.9 * len(questions)
     assert {"answer" in protocol for protocol in found.values()} == {True, False}  # both variants
     is_raw = any("let me think" in str(protocol) for protocol in found.values())
-    assert is_raw == writer.startswith("raw_")
+    assert is_raw == writer.startswith("raw-")
     before = path.stat().st_mtime_ns
     assert study._protocols(config, writer, lab) == path
     assert path.stat().st_mtime_ns == before

@@ -11,7 +11,8 @@ from mas_jax.agents import protocol_oracle
 from mas_jax.agents.protocol import rejection
 from mas_jax.agents.protocol_gold import NOTHING, GoldScript, kind_of
 from mas_jax.agents.protocol_oracle import STYLES
-from mas_jax.agents.protocol_team import Desk, Limits, work_on
+from mas_jax.agents.protocol_roles import Limits
+from mas_jax.agents.protocol_team import Desk, work_on
 from mas_jax.data.decomposition import Step, read_steps, steps_of
 from mas_jax.data.questions import jsonl, read_jsonl
 from mas_jax.records import Passage, Question

@@ -12,14 +12,8 @@ from mas_jax.agents import protocol_files, protocol_oracle
 from mas_jax.agents.protocol import rejection
 from mas_jax.agents.protocol_files import build, read, read_protocols, summarise
 from mas_jax.agents.protocol_oracle import STYLES, Oracle
-from mas_jax.agents.protocol_team import (
-    ROLES,
-    Desk,
-    Limits,
-    instructions,
-    parse_object,
-    work_on,
-)
+from mas_jax.agents.protocol_roles import ROLES, Limits, instructions, parse_object
+from mas_jax.agents.protocol_team import Desk, work_on
 from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.data.world import make_world
 from mas_jax.records import Passage, Question, SearchFailure, WorldError
@@ -94,6 +88,32 @@ def test_hops_that_wait_for_nothing_are_searched_at_once(world, search):
     assert steps == {"2wiki_like": 2, "musique_like": 1}
 
 
+def test_one_model_alone_passes_the_same_gates_and_says_what_it_did(world, search):
+    questions = world.questions["train"]
+    desk = dataclasses.replace(scripted(world, search), is_alone=True)
+    records = run(questions, desk)
+    texts = {passage.id: passage for passage in world.passages}
+    assert sum(r.is_correct for r in records) >= 0.9 * len(records)
+    for question, record in zip(questions, records, strict=True):
+        assert (record.reason, record.repairs, record.is_alone) == ("", 0, True)
+        assert rejection(record.protocol, question, texts) is None
+        # a turn for each search and one to answer, then the protocolizer
+        assert record.calls == record.rounds + 1 == len(record.findings) + 2
+        assert [len(f.queries) for f in record.findings] == [1] * len(record.findings)
+    assert all(f.objective == f.summary == "" for r in records for f in r.findings)
+    talk = dataclasses.replace(scripted(world, search, style="talkative"), is_alone=True)
+    for one, other in zip(records, run(questions, talk), strict=True):
+        assert [f.queries for f in one.findings] == [f.queries for f in other.findings]
+        assert all(f.objective for f in other.findings)
+        assert any(f.summary for f in other.findings) == bool(other.protocol["grounding_facts"])
+    # without skill it reads nothing, searches once more in other words and gives up
+    (lost,) = run(questions[:1], dataclasses.replace(
+        scripted(world, search, skill=0.0), is_alone=True))  # fmt: skip
+    assert [len(lost.findings), lost.answer, lost.protocol["partial_findings"]] == [
+        2, None, ["not found"],
+    ]  # fmt: skip
+
+
 def test_without_skill_nothing_is_answered_and_findings_are_told(world, search):
     questions = world.questions["train"][:4]
     records = run(questions, scripted(world, search, skill=0.0))
@@ -130,6 +150,9 @@ GOOD = {
     "summarizer": {"summary": "Ann was born in Rome.", "evidence_ids": ["p1", "p1", "p5"]},
     "answerer": {"answer": "Rome"},
     "repair": {"failure_type": "expression", "diagnosis": "too long", "subtasks": []},
+    "solver": {"task_type": "single_hop", "finding": "Ann was born in Rome.",
+               "evidence_ids": ["p1", "p5"], "goal": "where Ann was born",
+               "queries": ["Ann born", 7, " "], "answer": "Rome"},
     "protocolizer": {
         "task_type": "single_hop",
         "reasoning_plan": [{"goal": "Find where Ann was born.", "tool": "search",
@@ -144,7 +167,7 @@ async def find(queries, k):
     return [FOUND for _ in queries]
 
 
-def desk_of(**replies):
+def desk_of(*, is_alone=False, **replies):
     """A desk whose roles say what is listed, one after another, the last one again and again."""
     waiting = {role: list(said) for role, said in replies.items()}
     asked = collections.defaultdict(list)
@@ -158,7 +181,7 @@ def desk_of(**replies):
         refusal = "no" if reply == "refused" else None
         return Completion(text, "stop", refusal, 10, 5, 0.25, False, model)
 
-    return Desk(complete, find, "m"), asked
+    return Desk(complete, find, "m", is_alone=is_alone), asked
 
 
 def one(**replies):
@@ -200,6 +223,29 @@ def test_a_search_repair_adds_findings():
 
 ODD = {"task_type": "single_hop", "subtasks": [
     {"id": "s1", "objective": "x", "depends_on": [{"id": "s0"}]}]}  # fmt: skip
+
+
+def test_one_model_may_search_until_its_last_turn_and_answers_then():
+    record, asked = one(is_alone=True)  # it never stops searching
+    turns = Limits().turns
+    assert (record.rounds, record.calls, record.answer) == (turns, turns + 1, "Rome")
+    assert [p["turns_left"] for p in asked["solver"]] == list(range(turns - 1, -1, -1))
+    assert asked["solver"][1]["turns"][0]["queries"] == ["Ann born"]
+    first = record.findings[0]
+    assert (first.id, first.objective, first.queries, first.summary, first.evidence_ids) == (
+        "t1", "where Ann was born", ("Ann born",), "Ann was born in Rome.", ("p1",),
+    )  # fmt: skip
+    assert set(asked) == {"solver", "protocolizer"}  # nobody plans, repairs or sees the gold
+
+
+def test_one_model_that_speaks_out_of_form_ends_with_what_it_has():
+    gone, _ = one(is_alone=True, solver=["no"])
+    assert (gone.protocol, gone.reason, gone.malformed) == (None, "solver", 2)
+    finish = GOOD["solver"] | {"queries": []}
+    record, _ = one(is_alone=True, solver=[GOOD["solver"], GOOD["solver"], "no"])
+    assert (record.rounds, record.answer, len(record.findings)) == (2, None, 1)
+    record, _ = one(is_alone=True, solver=[finish | {"answer": None}])
+    assert (record.rounds, record.answer, record.reason) == (1, None, "grounding")
 
 
 @pytest.mark.parametrize(
@@ -332,6 +378,15 @@ def test_files_that_are_not_protocols_are_errors(tmp_path):
     path.write_text(line * 2)
     with pytest.raises(ValueError, match="two records of 'q'"):
         read_protocols(path)
+
+
+def test_a_file_is_of_one_kind(world, search, tmp_path):
+    path, desk = tmp_path / "p.jsonl", scripted(world, search)
+    protocol_files.check_kind(path, is_alone=True)  # nothing is there
+    asyncio.run(build(world.questions["train"][:1], [desk], path, concurrency=1, failure_frac=0.0))
+    protocol_files.check_kind(path, is_alone=False)
+    with pytest.raises(ValueError, match="records of the team, and these would be of one model al"):
+        protocol_files.check_kind(path, is_alone=True)
 
 
 def test_every_role_is_told_its_budgets():

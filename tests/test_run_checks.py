@@ -27,6 +27,11 @@ def evaluation(place, **changes):
     return place
 
 
+def configured(place, *, weights="full", sampler="policy"):
+    found = {"engine": {"weights": weights}, "stages": {"student": {"sampler": sampler}}}
+    (place / "config.json").write_text(json.dumps(found))
+
+
 def training(place, **changes):
     """A finished stage of two steps; changes: of the second one's metrics."""
     policy = place / "student" / "policy"
@@ -35,7 +40,7 @@ def training(place, **changes):
     lines = [{"step": 0, **LINE}, {"step": 1, **LINE, **changes}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (place / "student" / "metrics.jsonl").write_text(text)
-    (place / "config.json").write_text(json.dumps({"engine": {"weights": "full"}}))
+    configured(place)
     return place
 
 
@@ -94,8 +99,16 @@ def test_an_int8_samplers_gap_may_be_as_wide_as_its_weights_go(tmp_path):
             tmp_path / str(value), **{"update/searcher/sampler_log_ratio_abs_max": value}
         )
         assert broken(run_checks.of_training(place)) == [("student", value)]
-        (place / "config.json").write_text(json.dumps({"engine": {"weights": "int8"}}))
+        configured(place, weights="int8")
         assert broken(run_checks.of_training(place)) == want
+
+
+def test_what_is_imitated_was_drawn_by_no_sampler(tmp_path):
+    place = training(tmp_path / "t", **{"update/searcher/sampler_log_ratio_abs_max": 5.0})
+    configured(place, sampler="trajectories")
+    checks = run_checks.of_training(place)
+    assert broken(checks) == []
+    assert not [check for check in checks if "gap" in check.what]
 
 
 def test_teams_that_never_searched_measured_no_retrieval(tmp_path):

@@ -169,6 +169,7 @@ def test_every_cell_makes_a_config_of_its_own(name, tmp_path):
     config.teacher.checkpoint = str(tmp_path)
     if cell.protocols:
         config.privileged.protocols = str(tmp_path / "protocols.jsonl")
+        config.trajectories = config.privileged.protocols
         (tmp_path / "protocols.jsonl").write_text("")
     validate(config)
     assert config.seed == 3

@@ -40,6 +40,18 @@ def read(path: Path) -> list[dict]:
     return found
 
 
+def check_kind(path: Path, *, is_alone: bool) -> None:
+    """Raises: ValueError for a file that cannot be read, or holds records of the other kind: of the
+    team where one model shall work alone, or the reverse."""
+    for record in read(path):
+        if record.get("is_alone", False) != is_alone:  # a record of before says nothing
+            kinds = ("the team", "one model alone")
+            raise ValueError(
+                f"{path} holds records of {kinds[not is_alone]}, and these would be of "
+                f"{kinds[is_alone]}; name another file"
+            )
+
+
 def read_protocols(path: Path) -> dict[str, Protocol]:
     """The protocols that passed, by question. Raises: FileNotFoundError; ValueError for a question
     that has two records."""

@@ -9,24 +9,15 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from mas_jax.agents import protocol_team
-from mas_jax.agents.oracle import UNKNOWN, answerer_action, read
+from mas_jax.agents import protocol_roles
+from mas_jax.agents.oracle import SEPARATOR, UNKNOWN, Step, answerer_action, follow, read
+from mas_jax.agents.protocol_roles import Limits
+from mas_jax.agents.protocol_team import Said
 from mas_jax.data.world import World
 from mas_jax.data.world_text import RELATIONS, parse_ask, parse_statement
 from mas_jax.records import Passage
-
-
-class Said(NamedTuple):
-    """What a desk reads of an endpoint's completion."""
-
-    text: str
-    refusal: str | None
-    input_tokens: int
-    output_tokens: int
-    cost: float
-
 
 # how a teacher writes: words before each goal, and which of a relation's wordings it searches with
 STYLES: Mapping[str, tuple[str, int, bool]] = {
@@ -73,17 +64,39 @@ class Oracle:
         if parsed is None or uniform(payload, self.style) >= self.skill:
             return nothing
         for shown in payload["passages"]:
-            passage = Passage(shown["id"], shown["title"], shown["text"])
-            if found := read(*parsed, [passage]):
+            if found := read(*parsed, [_passage(shown)]):
                 statement = RELATIONS[parsed[0]].statement.format(s=parsed[1], o=found)
-                return {"summary": statement, "evidence_ids": [passage.id]}
+                return {"summary": statement, "evidence_ids": [shown["id"]]}
         return nothing
 
     def _answerer(self, payload: Mapping) -> dict:
         told = [finding["summary"] for finding in payload["findings"]]
-        said = answerer_action(self.world, payload["question"], told)
-        answer = said.removeprefix("<answer> ").removesuffix("</answer>")
-        return {"answer": None if answer == UNKNOWN else answer}
+        return {"answer": self._answer(payload["question"], told)}
+
+    def _solver(self, payload: Mapping) -> dict:
+        """As the single agent of `oracle.py` does it: a hop that one search did not find is
+        searched for once more in other words. A plain one says nothing beside."""
+        question, turns = payload["question"], payload["turns"]
+        _, wording, is_talkative = STYLES[self.style]
+        before, steps = self._steps(question, turns[:-1]), self._steps(question, turns)
+        found = [step for step in steps if step.object]
+        pending = [step for step in steps if not step.object]
+        new = [step for step in found if step not in before]
+        statements = [step.statement for step in new]
+        said = {
+            "task_type": self._task_type(question),
+            "finding": SEPARATOR.join(statements) if is_talkative else "",
+            "evidence_ids": [p["id"] for p in turns[-1]["passages"] if _states(p, new)]
+            if turns else [],
+            "goal": pending[0].ask if pending and is_talkative else "", "queries": [],
+            "answer": None,
+        }  # fmt: skip
+        if not payload["turns_left"] or not pending or len(turns) > len(found) + 1:
+            return said | {"answer": self._answer(question, [step.statement for step in found])}
+        words = RELATIONS[pending[0].relation].queries
+        other = len(turns) > len(found)
+        query = words[1 - wording if other else wording].format(s=pending[0].subject)
+        return said | {"queries": [query]}
 
     def _repair(self, payload: Mapping) -> dict:
         return {
@@ -107,10 +120,21 @@ class Oracle:
         found["grounding_facts"] = facts * (1 + repeats)
         if payload["is_correct"]:
             return found | {"answer": payload["answer"], "answer_grounded": True}
-        told = [finding["summary"] for finding in payload["findings"]]
+        told = [f["summary"] for f in payload["findings"] if f["summary"]]
         return found | {"partial_findings": told or ["not found"], "answer_grounded": False}
 
     # what it knows of the language
+
+    def _answer(self, question: str, told: Sequence[str]) -> str | None:
+        said = answerer_action(self.world, question, told)
+        answer = said.removeprefix("<answer> ").removesuffix("</answer>")
+        return None if answer == UNKNOWN else answer
+
+    def _steps(self, question: str, turns: Sequence[Mapping]) -> Sequence[Step]:
+        """The hops of a question after some turns, of which it reads as many as it has skill."""
+        shown = [p for turn in turns if uniform(turn, self.style) < self.skill
+                 for p in turn["passages"]]  # fmt: skip
+        return follow(self.world, question, [_passage(p) for p in shown])
 
     def _asks(self, question: str) -> Sequence[str]:
         known = self.world.by_text.get(question)
@@ -142,10 +166,19 @@ class Oracle:
         return ask
 
 
-def role_of(messages: Sequence[Mapping[str, str]], limits: protocol_team.Limits) -> str:
+def _passage(shown: Mapping[str, str]) -> Passage:
+    return Passage(shown["id"], shown["title"], shown["text"])
+
+
+def _states(shown: Mapping[str, str], steps: Sequence[Step]) -> bool:
+    """Whether a passage states one of the steps."""
+    return any(read(step.relation, step.subject, [_passage(shown)]) for step in steps)
+
+
+def role_of(messages: Sequence[Mapping[str, str]], limits: Limits) -> str:
     """The role that a request is for, by its instructions. Raises: ValueError for none."""
-    for role in protocol_team.ROLES:
-        if messages[0]["content"] == protocol_team.instructions(role, limits):
+    for role in protocol_roles.ROLES:
+        if messages[0]["content"] == protocol_roles.instructions(role, limits):
             return role
     raise ValueError(f"no role is told {messages[0]['content'][:60]!r}")
 
@@ -157,7 +190,7 @@ class Player(Protocol):
         """What a role says to a payload."""
 
 
-def local(oracle: Player, limits: protocol_team.Limits) -> Callable[..., Awaitable[Said]]:
+def local(oracle: Player, limits: Limits) -> Callable[..., Awaitable[Said]]:
     """The `complete` function of a desk at which a script sits; words count as tokens."""
 
     async def complete(messages: Sequence[Mapping[str, str]], **_) -> Said:

@@ -1,13 +1,14 @@
 """MAPD's offline multi-agent system: it works on a question once and writes the protocol of it.
 
 Orchestrator (a graph of subtasks), a Searcher for each ready subtask at once, Answerer, who never
-sees the golden answers, exact match, Repair where that fails, who does, and Protocolizer. All speak
-JSON through one `complete` function, an endpoint's or a local policy's. What a model says that is
-no good is an outcome, counted; what an endpoint fails is a `WorldError` and passes through.
+sees the golden answers, exact match, Repair where that fails, who does, and Protocolizer. For
+comparison one model alone: a Solver searches turn by turn and answers, then the same Protocolizer
+and gates; no plan, no parallel work, no repair. All speak JSON through one `complete` function, an
+endpoint's or a local policy's. What a model says that is no good is an outcome, counted; what an
+endpoint fails is a `WorldError` and passes through.
 Source: METHODS 2.3 and 2.4. Must not know: which endpoint, files, training.
 """
 
-import importlib.resources
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,49 +18,48 @@ from typing import Any
 from mas_jax.agents import protocol as protocols
 from mas_jax.agents.agent import run_all
 from mas_jax.agents.protocol import Cleaned, Protocol
+from mas_jax.agents.protocol_roles import FORMS, Limits, fits, instructions, parse_object
 from mas_jax.records import FailureKind, Passage, Question, SearchFailure, WorldError
 from mas_jax.rewards.exact_match import exact_match
 
-ROLES = ("orchestrator", "searcher", "summarizer", "answerer", "repair", "protocolizer")
-
 
 @dataclass(frozen=True)
-class Limits:
-    """Of one question. rounds: of the Orchestrator, while the Answerer has no answer. subtasks: of
-    a round. queries: of a subtask. passages: of a query. repairs: after a wrong answer. attempts:
-    of one request whose reply is no JSON object of its form."""
+class Said:
+    """What a desk reads of a completion; `api_request.Completion` says what the fields mean."""
 
-    rounds: int = 2
-    subtasks: int = 4
-    queries: int = 3
-    passages: int = 3
-    repairs: int = 2
-    attempts: int = 2
-    max_tokens: int = 1024
+    text: str
+    refusal: str | None
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
 
 
 @dataclass(frozen=True)
 class Desk:
     """What the system works with.
 
-    complete(messages, model=, temperature=, max_tokens=) -> a `Completion`. search(queries, k) as
-    in `setting.World`. normalise_style: whether `protocol.normalise` is applied.
+    complete(messages, model=, temperature=, max_tokens=) -> a `Said`, or what has its fields.
+    search(queries, k) as in `setting.World`. normalise_style: whether `protocol.normalise` is
+    applied. is_alone: one model works without the team.
     """
 
     complete: Callable[..., Awaitable]
     search: Callable[..., Awaitable]
     model: str
     temperature: float = 0.0
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     normalise_style: bool = True
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a subtask: its objective, a summary, and the passages that support it."""
+    """What came of a subtask: its objective, the queries asked for it, a summary of what they
+    found, and the passages that support it."""
 
     id: str
     objective: str
+    queries: tuple[str, ...]
     summary: str
     evidence_ids: tuple[str, ...]
 
@@ -70,7 +70,9 @@ class Record:
     then `reason` is the gate's name, or what kept one from being written.
 
     malformed: replies that were no JSON object of their form; leaks: repairs that were thrown away
-    since they told the answer; cleaned: None without style normalisation.
+    since they told the answer; cleaned: None without style normalisation. findings, answer: what
+    was looked for, asked, found and answered, in order: the raw trajectory. rounds: of the
+    Orchestrator, or turns of one model alone.
     """
 
     question: str
@@ -88,6 +90,9 @@ class Record:
     output_tokens: int
     cost: float | None
     cleaned: Cleaned | None
+    findings: tuple[Finding, ...]
+    answer: str | None
+    is_alone: bool
 
 
 @dataclass
@@ -97,7 +102,8 @@ class _Work:
     question: Question
     desk: Desk
     findings: list[Finding] = field(default_factory=list)
-    passages: dict[str, Passage] = field(default_factory=dict)
+    passages: dict[str, Passage] = field(default_factory=dict)  # that findings cite
+    seen: dict[str, Passage] = field(default_factory=dict)
     queries: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # of searches
     counts: Counter = field(default_factory=Counter)
@@ -117,7 +123,7 @@ class _Work:
             )  # fmt: skip
             self._count(said)
             reply = None if said.refusal is not None else parse_object(said.text)
-            if reply is not None and _fits(reply, form):
+            if reply is not None and fits(reply, form):
                 return reply
             self.counts["malformed"] += 1
             # another wording: an equal request could have an equal, stored answer
@@ -141,59 +147,6 @@ class _Work:
         return [{"id": f.id, "objective": f.objective, "summary": f.summary} for f in self.findings]
 
 
-_SUBTASKS = {"subtasks": list}
-FORMS: Mapping[str, Mapping] = {
-    "orchestrator": {"task_type": str, **_SUBTASKS},
-    "searcher": {"queries": list},
-    "summarizer": {"summary": str, "evidence_ids": list},
-    "answerer": {"answer": (str, type(None))},
-    "repair": {"failure_type": str, "diagnosis": str, **_SUBTASKS},
-    "protocolizer": {"reasoning_plan": list},
-}
-
-
-def instructions(role: str, limits: Limits) -> str:
-    """What a role is told, with the budgets in it."""
-    folder = importlib.resources.files("mas_jax.agents") / "prompts" / "offline"
-    text = folder.joinpath(f"{role}.txt").read_text(encoding="utf-8").removesuffix("\n")
-    values = {"subtasks": limits.subtasks, "queries": limits.queries}
-    for name, value in values.items():
-        text = text.replace(f"{{{name}}}", str(value))
-    return text.replace("{schema}", json.dumps(protocols.schema(), ensure_ascii=False))
-
-
-def parse_object(text: str | None) -> dict | None:
-    """The JSON object that a reply is, perhaps within a code fence; None for anything else, also
-    one with half a character, which no file can hold."""
-    body = (text or "").strip()
-    if body.startswith("```") and body.endswith("```"):
-        body = body[3:-3].removeprefix("json")
-    try:
-        found = json.loads(body)
-        json.dumps(found, ensure_ascii=False).encode()
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _fits(reply: Mapping, form: Mapping) -> bool:
-    if not all(name in reply and isinstance(reply[name], kind) for name, kind in form.items()):
-        return False
-    names = reply.get("evidence_ids", ()) if "evidence_ids" in form else ()
-    if not all(isinstance(name, str) for name in names):
-        return False
-    return "subtasks" not in form or all(map(_is_subtask, reply["subtasks"]))
-
-
-def _is_subtask(item: object) -> bool:
-    return (
-        isinstance(item, dict)
-        and all(isinstance(item.get(name), str) and item[name] for name in ("id", "objective"))
-        and isinstance(item.get("depends_on", []), list)
-        and all(isinstance(name, str) for name in item.get("depends_on", []))
-    )
-
-
 # --- one question ---------------------------------------------------------------------------------
 
 
@@ -203,6 +156,11 @@ async def work_on(question: Question, desk: Desk) -> Record:
     Raises: WorldError of the endpoint, or of the retriever if it failed every query.
     """
     work = _Work(question, desk)
+    if desk.is_alone:
+        task_type, answer, turns = await _alone(work)
+        if not turns:
+            return _record(work, None, "solver", "no turn in form", rounds=0)
+        return await _written(work, task_type, answer, rounds=turns, repairs=0)
     task_type, answer, rounds = "others", None, 0
     for rounds in range(1, desk.limits.rounds + 1):
         payload = {"question": question.text, "findings": work.told}
@@ -216,6 +174,30 @@ async def work_on(question: Question, desk: Desk) -> Record:
             break
     answer, repairs = await _repaired(work, answer)
     return await _written(work, task_type, answer, rounds=rounds, repairs=repairs)
+
+
+async def _alone(work: _Work) -> tuple[str, str | None, int]:
+    """What one model makes of the question: its type, the answer, and how many turns it took."""
+    limits, turns, task_type = work.desk.limits, [], "others"
+    for left in range(limits.turns - 1, -1, -1):
+        payload = {"question": work.question.text, "turns": turns, "turns_left": left}
+        reply = await work.ask("solver", payload, FORMS["solver"])
+        if reply is None:
+            break
+        task_type = reply["task_type"]
+        if turns:
+            asked, found = turns[-1], {p["id"] for p in turns[-1]["passages"]}
+            cited = tuple(dict.fromkeys(i for i in reply["evidence_ids"] if i in found))
+            queries, name = tuple(asked["queries"]), f"t{len(turns)}"
+            work.findings.append(Finding(name, asked["goal"], queries, reply["finding"], cited))
+            work.passages |= {i: work.seen[i] for i in cited}
+        queries = _queries(reply, limits)
+        if not queries or not left:
+            answer = (reply["answer"] or "").strip()
+            return task_type, answer or None, len(turns) + 1
+        shown = await _look_up(work, queries)
+        turns.append({"goal": reply["goal"], "queries": queries, "passages": shown})
+    return task_type, None, len(turns)
 
 
 async def _search_all(work: _Work, subtasks: Sequence[Mapping], *, prefix: str) -> None:
@@ -243,23 +225,38 @@ async def _searched(work: _Work, name: str, objective: str, known: Sequence[Find
     limits = work.desk.limits
     payload = {"objective": objective, "findings": [f.summary for f in known]}
     reply = await work.ask("searcher", payload, FORMS["searcher"])
-    queries = [q for q in (reply or {}).get("queries", ()) if isinstance(q, str) and q.strip()]
-    queries = queries[: limits.queries] or [objective]
+    queries = _queries(reply or {"queries": ()}, limits) or [objective]
+    shown = await _look_up(work, queries)
+    payload |= {"passages": shown}
+    reply = await work.ask("summarizer", payload, FORMS["summarizer"])
+    if reply is None:
+        return Finding(name, objective, tuple(queries), "", ())
+    found = {passage["id"] for passage in shown}
+    cited = tuple(dict.fromkeys(i for i in reply["evidence_ids"] if i in found))
+    work.passages |= {i: work.seen[i] for i in cited}
+    return Finding(name, objective, tuple(queries), reply["summary"], cited)
+
+
+def _queries(reply: Mapping, limits: Limits) -> list[str]:
+    queries = [q for q in reply["queries"] if isinstance(q, str) and q.strip()]
+    return queries[: limits.queries]
+
+
+async def _look_up(work: _Work, queries: Sequence[str]) -> list[dict[str, str]]:
+    """The passages that queries find, each once, as roles read them."""
     work.queries += queries
     found: dict[str, Passage] = {}
-    for result in await work.desk.search(queries, limits.passages):
+    for result in await work.desk.search(queries, work.desk.limits.passages):
         if isinstance(result, SearchFailure):
             work.failures.append(result.message)
         else:
             found |= {passage.id: passage for passage in result}
-    shown = [{"id": p.id, "title": p.title, "text": p.text} for p in found.values()]
-    payload |= {"passages": shown}
-    reply = await work.ask("summarizer", payload, FORMS["summarizer"])
-    if reply is None:
-        return Finding(name, objective, "", ())
-    cited = tuple(dict.fromkeys(i for i in reply["evidence_ids"] if i in found))
-    work.passages |= {i: found[i] for i in cited}
-    return Finding(name, objective, reply["summary"], cited)
+    work.seen |= found
+    return _shown(found)
+
+
+def _shown(passages: Mapping[str, Passage]) -> list[dict[str, str]]:
+    return [{"id": p.id, "title": p.title, "text": p.text} for p in passages.values()]
 
 
 async def _answer(work: _Work, diagnosis: str = "") -> str | None:
@@ -302,12 +299,11 @@ async def _written(
     if work.queries and len(work.failures) == len(work.queries):
         raise WorldError(FailureKind.RETRIEVER, f"every search failed: {work.failures[0]}")
     is_correct = answer is not None and bool(exact_match(answer, question.golden_answers))
-    shown = [{"id": p.id, "title": p.title, "text": p.text} for p in work.passages.values()]
     payload = {
         "question": question.text, "task_type": task_type, "findings": work.told,
-        "passages": shown, "answer": answer, "is_correct": is_correct,
+        "passages": _shown(work.passages), "answer": answer, "is_correct": is_correct,
     }  # fmt: skip
-    ends = dict(rounds=rounds, repairs=repairs, is_correct=is_correct)
+    ends = dict(rounds=rounds, repairs=repairs, answer=answer, is_correct=is_correct)
     reply = await work.ask("protocolizer", payload, FORMS["protocolizer"])
     if reply is None:
         return _record(work, None, "protocolizer", "no protocol in form", **ends)
@@ -322,11 +318,13 @@ async def _written(
 
 def _record(
     work: _Work, protocol: Protocol | None, reason: str, message: str, *, rounds: int,
-    repairs: int = 0, is_correct: bool = False, cleaned: Cleaned | None = None,
+    repairs: int = 0, answer: str | None = None, is_correct: bool = False,
+    cleaned: Cleaned | None = None,
 ) -> Record:  # fmt: skip
     names = ("malformed", "leaks", "calls", "input_tokens", "output_tokens")
     return Record(
         question=work.question.uid, model=work.desk.model, protocol=protocol, reason=reason,
         message=message, is_correct=is_correct, rounds=rounds, repairs=repairs, cost=work.cost,
-        cleaned=cleaned, **{name: work.counts[name] for name in names},
+        cleaned=cleaned, findings=tuple(work.findings), answer=answer,
+        is_alone=work.desk.is_alone, **{name: work.counts[name] for name in names},
     )  # fmt: skip

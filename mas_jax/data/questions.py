@@ -11,10 +11,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from mas_jax.records import Question
+
+Kind = TypeVar("Kind", bound=Question)
 
 BLOCK = 1000  # positions of a mixture in which each source has its exact share
 
@@ -84,13 +87,13 @@ class Source:
     origin: Mapping[str, str]
 
 
-def read(source: Source) -> tuple[Question, ...]:
-    """The questions of a source, in order.
+def read(source: Source, parse: Callable[..., Kind] = parse) -> tuple[Kind, ...]:
+    """The questions of a source, in order, as `parse` makes them of its lines.
 
     Raises: ValueError that names the place of a line that `parse` refuses and of the second of two
     of one id, and for a source without questions; whatever its `lines` raise.
     """
-    found: dict[str, Question] = {}
+    found: dict[str, Kind] = {}
     for place, line in source.lines():
         try:
             question = parse(line, dataset=source.dataset, split=source.split)

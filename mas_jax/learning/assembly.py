@@ -25,6 +25,7 @@ from mas_jax.agents.chat import TEMPLATES, Chat, check_template, hf_render, make
 from mas_jax.agents.judge import Judge, api_judge, length_judge, oracle_judge, policy_judge
 from mas_jax.agents.prompts import Prompts, load_judge_prompt, load_prompts, load_stepwise
 from mas_jax.agents.setting import Budgets, Sampling, Team
+from mas_jax.data import problems
 from mas_jax.data.questions import Mixture, read_jsonl
 from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
 from mas_jax.data.world import World, make_world
@@ -178,6 +179,8 @@ def _corpus_retriever(config: ConfigDict) -> tuple[Retriever, dict[str, str]]:
 
 def _read_questions(path: Path, split: str) -> tuple[Question, ...]:
     """A JSONL file of the dataset that it is named for, or a directory of ArrayRecord files."""
+    if problems.dataset_of(path) is not None:
+        return problems.read_jsonl(path, split=split)
     if not path.is_dir():
         return read_jsonl(path, dataset=path.stem, split=split)
     from mas_jax.data import tfds_questions  # takes seconds to import, and only this needs it

@@ -19,10 +19,8 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from mas_jax.agents.judge import Judge
-from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.protocol import MARKERS
 from mas_jax.agents.rollout import Limits
-from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import World
 from mas_jax.agents.tree import Shape
 from mas_jax.config_rules import check_correction, validate
@@ -30,7 +28,7 @@ from mas_jax.data.questions import check_disjoint
 from mas_jax.evaluation import bootstrap, ledger, report
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, cost, evaluate, hosts, loop, privileged, revision
+from mas_jax.learning import assembly, cost, evaluate, hosts, loop, players, privileged, revision
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.checkpoint import check_config
 from mas_jax.learning.export import save_policy
@@ -197,15 +195,6 @@ def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
     return found
 
 
-def _sampler(pipeline: Pipeline, kind: str):
-    """The `sample` function of a stage: the policy's engines, or the toy world's script."""
-    if kind == "policy":
-        return pipeline.engines.sample
-    scene = pipeline.scene
-    none = Flaws(**dict.fromkeys((f.name for f in dataclasses.fields(Flaws)), 0.0))
-    return ScriptedSampler(scene.world, scene.chat, scene.prompts, none).sample
-
-
 def _validate(pipeline: Pipeline, name: str, team: str, step: int) -> float:
     """Macro average accuracy on validation questions of what the engines hold."""
     t = pipeline.config.train
@@ -237,12 +226,26 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
     )
 
 
-def _stage_config(config: ConfigDict, privilege: Privilege | None) -> dict:
-    """What a checkpoint remembers: the config, and what a privileged branch reads."""
+def _stage_config(config: ConfigDict, privilege: Privilege | None, trajectories: str) -> dict:
+    """What a checkpoint remembers: the config, and digests of what a privileged branch reads and
+    of the trajectories that are imitated."""
     found = as_json(config)
     if privilege is not None:
         found["privileged"]["digest"] = privilege.digest()
-    return found
+    return found | ({"trajectories_digest": trajectories} if trajectories else {})
+
+
+def _settings(config: ConfigDict, name: str) -> tuple[loop.TrainSettings, OptimizerSettings]:
+    """Of a stage of `config.train`."""
+    t, is_played = config.train, config.stages[name].sampler == "policy"
+    fields = {field.name for field in dataclasses.fields(loop.TrainSettings)}
+    own = {key: value for key, value in t.to_dict().items() if key in fields}
+    if not is_played:  # without log-probs of what was drawn there is no drift to measure
+        own["drift_frac"] = 0.0
+    optimizer = t.optimizer.to_dict()
+    if t.learning_rates:
+        optimizer["learning_rate"] = t.learning_rates[t.stages.index(name)]
+    return loop.TrainSettings(**own), OptimizerSettings(**optimizer)
 
 
 def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
@@ -250,8 +253,8 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
     config, scene = pipeline.config, pipeline.scene
     section, t = config.stages[name], config.train
     programme: Programme = make_programme(section.programme.to_dict())
-    team = assembly.make_team(config, section.team, scene, training=True)
-    fields = {field.name for field in dataclasses.fields(loop.TrainSettings)}
+    playing = players.make_players(config, section, scene, pipeline.engines)
+    settings, optimizer = _settings(config, name)
     has_turn_rewards = any(row.turn_reward != "none" for row in programme.values())
     alarms = t.alarms.to_dict() | {
         "distilled": loop.distilled(programme), "privileged": loop.privileged_roles(programme)
@@ -259,14 +262,14 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
     privilege = _privilege(pipeline, programme)
     return loop.Stage(
         name=name,
-        team=team,
+        team=playing.team,
         programme=programme,
         steps=section.steps,
         seed=config.seed,
-        questions=scene.training,
+        questions=playing.questions,
         world=World(
-            _sampler(pipeline, section.sampler), scene.retriever.search,
-            assembly.exact_match_reward, _judge(pipeline, programme),
+            playing.sample, scene.retriever.search, assembly.exact_match_reward,
+            _judge(pipeline, programme),
         ),
         gold=assembly.gold_texts(scene) if has_turn_rewards else {},
         publish=pipeline.engines.set_params,
@@ -282,14 +285,14 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         ),
         mesh=pipeline.mesh,
         teachers=_teachers(pipeline),
-        optimizer=OptimizerSettings(**t.optimizer),
+        optimizer=optimizer,
         ema_decay=config.teacher.ema_decay,
         param_dtype=t.param_dtype,
         limits=Limits(**config.rollout),
         shape=Shape(**t.tree) if t.tree.trees else None,
         alarms=AlarmSettings(**alarms),
-        settings=loop.TrainSettings(**{k: v for k, v in t.to_dict().items() if k in fields}),
-        config=_stage_config(config, privilege),
+        settings=settings,
+        config=_stage_config(config, privilege, playing.digest),
         privilege=privilege,
         keep_episodes=pipeline.keep_episodes,
     )  # fmt: skip
@@ -314,7 +317,8 @@ def _run_stages(pipeline: Pipeline, console: Console) -> dict[str, Path]:
             continue
         directory = pipeline.workdir / name / "policy"
         if not hosts.first((directory / "config.json").exists):
-            params = loop.train(make_stage(pipeline, name), pipeline.workdir / name, console)
+            begin = _going_on(pipeline, list(done.values()))
+            params = loop.train(make_stage(begin, name), pipeline.workdir / name, console)
             export(pipeline, params, directory)
         done[name] = directory
         if name == TEACHER:
@@ -325,6 +329,17 @@ def _run_stages(pipeline: Pipeline, console: Console) -> dict[str, Path]:
         grid = ledger.grid(entries, title=title, num_workflows=1, are_parts=True)
         console.print(report.to_rich(grid))
     return done
+
+
+def _going_on(pipeline: Pipeline, before: list[Path]) -> Pipeline:
+    """The pipeline as its next stage sees it, with train.continued: it starts from the policy that
+    the stage before it made. before: directories of the policies so far."""
+    t = pipeline.config.train
+    if not (t.continued and before):
+        return pipeline
+    last = before[-1]
+    reference = _load(last, pipeline.mesh, dtype=t.dtype, value_head=t.value_head)
+    return dataclasses.replace(pipeline, start_directory=last, reference=reference)
 
 
 def export(pipeline: Pipeline, params: qwen3.Params, directory: Path) -> None:

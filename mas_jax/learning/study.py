@@ -19,7 +19,8 @@ from rich.console import Console
 from mas_jax import metrics
 from mas_jax.agents import protocol_files
 from mas_jax.agents.protocol_oracle import Oracle, local
-from mas_jax.agents.protocol_team import Desk, Limits
+from mas_jax.agents.protocol_roles import Limits
+from mas_jax.agents.protocol_team import Desk
 from mas_jax.config_rules import validate
 from mas_jax.evaluation import ledger
 from mas_jax.evaluation import study as records
@@ -146,7 +147,10 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     start = start_directory(cell.start)
     config.model.checkpoint = f"asset:{cell.start}_policy"  # in any checkout the same
     if cell.protocols:
-        config.privileged.protocols = str(_protocols(config, cell.protocols, lab))
+        path = str(_protocols(config, cell.protocols, lab))
+        config.privileged.protocols = path
+        if config.trajectories:
+            config.trajectories = path
     if cell.teacher:
         config.teacher.checkpoint = str(_policy(lab, cell.teacher, seed))
     if cell.policy == "own":
@@ -168,11 +172,11 @@ def _protocols(config: ConfigDict, writer: str, lab: Lab) -> Path:
     if path.exists():
         return path
     scene = assembly.make_scene(config, assembly.load_tokenizer(start_directory("study")))
-    oracle = Oracle(scene.world, PROTOCOL_SKILL, writer.removeprefix("raw_"))
-    limits = Limits()
+    *how, style = writer.split("-")
+    oracle, limits = Oracle(scene.world, PROTOCOL_SKILL, style), Limits()
     desk = Desk(
         local(oracle, limits), scene.retriever.search, model=writer, limits=limits,
-        normalise_style=not writer.startswith("raw_"),
+        normalise_style="raw" not in how, is_alone="alone" in how,
     )  # fmt: skip
     questions = [*scene.questions["train"], *scene.questions["test"]]
     part = path.with_suffix(f".{os.getpid()}")

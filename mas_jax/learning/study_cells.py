@@ -25,9 +25,10 @@ class Cell:
     name: SYSTEM, or SYSTEM@AXIS in another world. team: that is evaluated. policy: "own", which the
     cell trains; "start", untrained; or the cell whose policy plays. teacher: the cell whose policy
     teaches, "" for none. seeds: training seeds 0, 1, ... start: name of the starting policy.
-    protocols: the writer of those that it reads (agents/protocol_oracle.py STYLES, behind "raw_"
-    one whose style is not normalised), "" for none. what: one line for tables. change: makes the
-    study's config the cell's.
+    protocols: the writer of the records that it reads or imitates, of STYLES in
+    agents/protocol_oracle.py, behind "raw-" without normalisation of its style, behind "alone-"
+    without a team; "" for none. what: one line for tables. change: makes the study's config the
+    cell's.
     """
 
     name: str

@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from mas_jax.config import ema_branch, grpo_opsd, mapd, opsd, protocol_grpo, sdar
+from mas_jax.config import (
+    ema_branch,
+    grpo_opsd,
+    mapd,
+    opsd,
+    protocol_grpo,
+    raw_trajectory,
+    sdar,
+    sft_then_ppo,
+)  # fmt: skip
 from mas_jax.learning.study_cells import Cell, Change, both
 
 START = "protocol"
@@ -26,6 +35,15 @@ def _trained(system: Callable[..., ConfigDict], **row) -> Change:
     def _change(config: ConfigDict) -> None:
         system(config)
         config.stages.agent.programme.searcher.update(row)
+
+    return _change
+
+
+def _imitates(system: Callable[..., ConfigDict], records: str) -> Change:
+    """Imitation of what a build's records say."""
+
+    def _change(config: ConfigDict) -> None:
+        system(config, records)
 
     return _change
 
@@ -69,6 +87,10 @@ METHODS = (
     _cell("mapd_grpo", "GRPO alone", _trained(protocol_grpo), protocols=""),
     _cell("mapd", "MAPD", _trained(mapd)),
     _cell("mapd_sdar", "SDAR, as published", _trained(sdar)),
+    _cell("mapd_raw_team", "the offline team's raw trajectories, imitated",
+          _imitates(raw_trajectory, "runs/protocols.jsonl")),
+    _cell("mapd_raw_one", "one model's raw trajectories, imitated",
+          _imitates(raw_trajectory, "runs/protocols_alone.jsonl"), protocols="alone-plain"),
     _cell("mapd_shuffled", "MAPD, words in a random order",
           both(_trained(mapd), _privileged(control="shuffled"))),
     _cell("mapd_wrong", "MAPD, another question's protocol",
@@ -78,6 +100,10 @@ METHODS = (
 )  # fmt: skip
 
 VARIANTS = (
+    _cell("mapd_protocol_one", "MAPD, protocols by one model", _trained(mapd),
+          protocols="alone-plain"),
+    _cell("mapd_sft_ppo", "one model's trajectories imitated, then as many updates of PPO",
+          sft_then_ppo, seeds=1, protocols="alone-plain"),
     *(_cell(f"mapd_{coef}", f"MAPD, lambda {coef}", _trained(mapd, divergence_coef=coef))
       for coef in (0.01, 0.1, 0.5)),
     _cell("mapd_without_plan", "no reasoning_plan", _without("reasoning_plan")),
@@ -90,7 +116,7 @@ VARIANTS = (
     _cell("mapd_talkative", "a talkative teacher, normalised", _trained(mapd),
           protocols="talkative"),
     _cell("mapd_talkative_raw", "a talkative teacher, its style as it is", _trained(mapd),
-          protocols="raw_talkative"),
+          protocols="raw-talkative"),
     _cell("mapd_forward_kl", "MAPD, forward KL", _trained(mapd, divergence="forward_kl"), seeds=1),
     _cell("mapd_opsd", "the privileged branch alone", _trained(opsd), seeds=1),
     _cell("mapd_grpo_opsd", "GRPO+OPSD, as published", _trained(grpo_opsd), seeds=1),

@@ -82,6 +82,9 @@ MAPD_CLAIMS = (
     ("mapd_grpo", "protocol_base"),
     *(("mapd", other) for other in ("mapd_grpo", "mapd_sdar", "mapd_shuffled", "mapd_wrong")),
     ("mapd_sdar", "mapd_grpo"),
+    *(("mapd", other) for other in ("mapd_raw_team", "mapd_raw_one", "mapd_protocol_one")),
+    ("mapd_raw_one", "mapd_raw_team"),
+    ("mapd", "mapd_sft_ppo"),
     ("mapd_wrong", "mapd_grpo"),
     *(
         ("mapd", f"mapd_{other}")

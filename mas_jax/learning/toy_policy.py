@@ -23,7 +23,8 @@ from mas_jax.agents import rollout
 from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.protocol import FIELDS, render, select
 from mas_jax.agents.protocol_oracle import STYLES, Oracle, local
-from mas_jax.agents.protocol_team import Desk, Limits, work_on
+from mas_jax.agents.protocol_roles import Limits
+from mas_jax.agents.protocol_team import Desk, work_on
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
 from mas_jax.data.tokenizer import make_toy_tokenizer

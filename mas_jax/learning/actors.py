@@ -1,0 +1,117 @@
+"""An Actor alone with a problem: a model behind an endpoint, or a policy in our own engine.
+
+Both are shown the same words. Must not know: what solutions are for, how they are graded.
+"""
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from ml_collections import ConfigDict
+
+from mas_jax.agents.chat import Chat, Conversation
+from mas_jax.agents.prompts import fill
+from mas_jax.learning import assembly
+from mas_jax.records import Problem, SampleKey, Stop
+from mas_jax.sampling.api import Client
+
+
+@dataclass(frozen=True)
+class Words:
+    """What an Actor is shown; `{question}` of the user's message is the problem."""
+
+    system: str
+    user: str
+
+
+SOLVE = Words(  # METHODS §3.1, in our words
+    "You solve mathematics problems. Reason step by step and put the final answer into \\boxed{}.",
+    "{question}\n\nReason step by step and give the final answer in \\boxed{}.",
+)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How solutions are drawn. seed: of a policy of our own; an endpoint has its own chance."""
+
+    temperature: float
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Actor:
+    """identity: all that its solutions depend on, as JSON values. ask(problem, number of the
+    sample): a solution, whole or cut; raises WorldError where the world failed."""
+
+    identity: Mapping
+    ask: Callable[[Problem, int], Awaitable[str]]
+
+
+def remote(client: Client, model: str, drawing: Drawing, words: Words = SOLVE) -> Actor:
+    """A model of an endpoint. With the client's cache its samples repeat; a refusal is a solution
+    without an answer."""
+
+    async def ask(problem: Problem, sample: int) -> str:
+        messages = [
+            {"role": "system", "content": words.system},
+            {"role": "user", "content": fill(words.user, {"question": problem.text})},
+        ]
+        said = await client.complete(
+            messages, model=model, temperature=drawing.temperature,
+            max_tokens=drawing.max_tokens, sample=sample,
+        )  # fmt: skip
+        return said.text
+
+    identity = _identity(drawing, words, base_url=client.endpoint.base_url, model=model)
+    del identity["seed"]  # nothing that is sent depends on it
+    return Actor(identity, ask)
+
+
+def local(config: ConfigDict, drawing: Drawing, words: Words = SOLVE) -> Actor:
+    """The model of a config, in engines of this host. Raises: as `assembly.make_engines`."""
+    directory = assembly.checkpoint_directory(config)
+    tokenizer = assembly.load_tokenizer(directory)
+    engines = assembly.make_engines(config, directory, tokenizer)
+    chat = assembly.policy_chat(config, tokenizer)
+    context = config.engine.context
+    identity = _identity(
+        drawing, words, checkpoint=str(directory), template=config.model.template, context=context
+    )
+    policy = config.model.policy
+    ask = sampled(engines.sample, chat, drawing, words, policy=policy, context=context)
+    return Actor(identity, ask)
+
+
+def sampled(
+    sample: Callable[..., Awaitable],
+    chat: Chat,
+    drawing: Drawing,
+    words: Words,
+    *,
+    policy: str,
+    context: int,
+) -> Callable[[Problem, int], Awaitable[str]]:
+    """`ask` by an engine's `sample` function. A problem that leaves no room for a token is
+    answered with nothing."""
+    stop = Stop(chat.tokenizer.stop_ids)
+
+    async def ask(problem: Problem, number: int) -> str:
+        text = fill(words.user, {"question": problem.text})
+        prompt = Conversation(chat, text, system=words.system).prompt()
+        room = min(drawing.max_tokens, context - len(prompt))
+        if room < 1:
+            return ""
+        key = SampleKey(drawing.seed, "eval", 0, problem.uid, number, "actor", 0)
+        (said,) = await sample(
+            prompt, key=key, policy=policy, n=1, max_tokens=room,
+            temperature=drawing.temperature, top_p=1.0, top_k=0, stop=stop,
+        )  # fmt: skip
+        tokens = [token for token in said.tokens if token not in chat.tokenizer.stop_ids]
+        return chat.tokenizer.decode(tokens)
+
+    return ask
+
+
+def _identity(drawing: Drawing, words: Words, **names: str | int) -> dict:
+    return {**names, **dataclasses.asdict(drawing), **dataclasses.asdict(words)}
