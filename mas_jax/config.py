@@ -186,7 +186,7 @@ def default_config() -> ConfigDict:
             alarms=dict(  # learning/alarms.py AlarmSettings
                 window=10, searches=0.5, valid_actions=0.8, entropy=0.2, failure_frac=0.05,
                 # of a stage with a privileged branch
-                length=0.5, growth=1.5, kl_to_start=0.5, style=0.05, leak=0.05,
+                length=0.5, growth=1.5, kl_to_start=0.5, style=0.1, leak=0.05,
             ),
         )
     )  # fmt: skip

@@ -42,7 +42,7 @@ class AlarmSettings:
     length: float = 0.5
     growth: float = 1.5
     kl_to_start: float = 0.5
-    style: float = 0.05
+    style: float = 0.1
     leak: float = 0.05
 
 
