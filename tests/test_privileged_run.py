@@ -11,9 +11,10 @@ from small_runs import save_start, scene_of, small_config, small_pipeline, writt
 from mas_jax.agents import protocol_files, protocol_oracle, protocol_roles
 from mas_jax.agents.protocol_team import Desk
 from mas_jax.config import mapd
+from mas_jax.data.questions import of_step
 from mas_jax.learning import kept_episodes, loop, pipeline
 
-QUIET = Console(quiet=True)
+QUIET, STEPS = Console(quiet=True), 5
 WATCHED = (
     "leak/marker_frac", "leak/answer_frac", "style/unigram_drift", "style/bigram_drift",
     "rollout/searcher/length", "rollout/searches", "update/searcher/kl_to_start",
@@ -31,7 +32,12 @@ def protocols(start, tmp_path_factory):
     scene = scene_of(start)
     oracle = protocol_oracle.local(protocol_oracle.Oracle(scene.world), limits)
     desk = Desk(oracle, scene.retriever.search, "oracle", limits=limits)
-    questions = scene.questions["train"]
+    drawn = {
+        question.uid: question
+        for step in range(STEPS)
+        for question in of_step(scene.training, seed=0, step=step, count=2, host=0, num_hosts=1)
+    }
+    questions = list(drawn.values())
     asyncio.run(protocol_files.build(questions, [desk], path, concurrency=8, failure_frac=0.0))
     return path
 
@@ -42,7 +48,7 @@ def stage(start, protocols, tmp_path):
         config = mapd(small_config(start))
         config.update_from_flattened_dict(
             {
-                "privileged.protocols": str(protocols), "stages.agent.steps": 5,
+                "privileged.protocols": str(protocols), "stages.agent.steps": STEPS,
                 "train.alarms.window": 2, "train.drift_frac": 1.0, **changes,
             }
         )  # fmt: skip
