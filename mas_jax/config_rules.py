@@ -14,6 +14,17 @@ TEAMS: dict[str, tuple[str, ...]] = {  # agents/teams.py, with the roles that ac
     "hierarchy": ("leader", "searcher", "answerer"),
     "single": ("searcher",),
 }
+TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
+    "actor": ("actor",),
+    "solver": ("collaborator",),
+    "vote": ("actor",),
+    "hint": ("collaborator", "actor"),
+    "critic": ("collaborator", "actor"),
+    "roles": ("collaborator", "actor"),
+    "mad": ("actor",),
+    "debate": ("collaborator", "actor"),
+    "guided_debate": ("collaborator", "actor"),
+}
 SPLITS = ("train", "validation", "test")
 TEMPLATES = ("toy", "qwen-instruct", "qwen3-thinking", "qwen3-not-thinking", "smollm2")
 DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py

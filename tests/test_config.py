@@ -17,7 +17,7 @@ from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Budgets, Sampling
 from mas_jax.agents.teams import PLAYS
 from mas_jax.config import cascade_programme, default_config, only_stage, role, single_agent
-from mas_jax.config_rules import BACKENDS, DIALECTS, REMATS, SCHEDULES, TEAMS, validate
+from mas_jax.config_rules import BACKENDS, DIALECTS, REMATS, SCHEDULES, TEAMS, TOPOLOGIES, validate
 from mas_jax.config_rules import TEMPLATES as TEMPLATE_NAMES
 from mas_jax.learning import loop, update
 from mas_jax.learning.alarms import AlarmSettings
@@ -171,7 +171,7 @@ def test_every_section_holds_the_arguments_of_what_it_is_for():
 
 
 def test_the_names_to_choose_from_are_those_that_exist():
-    assert set(PLAYS) == set(TEAMS)
+    assert set(PLAYS) == {*TEAMS, *TOPOLOGIES}
     assert set(TEMPLATES) == set(TEMPLATE_NAMES)
     assert set(update.SCHEDULES) == set(SCHEDULES)
     assert set(qwen3.REMAT_POLICIES) == set(REMATS)

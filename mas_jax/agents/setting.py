@@ -5,9 +5,13 @@ Must not know: what the roles do, engines, devices.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mas_jax.agents.chat import Chat
 from mas_jax.agents.prompts import Prompts
+
+if TYPE_CHECKING:
+    from mas_jax.agents.collaboration import Collaboration
 
 UNCAPPED = 10**9  # more than any episode can use
 
@@ -64,7 +68,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Team:
-    """A named team with everything that its roles need; policies: role -> name of its weights."""
+    """A named team with everything that its roles need; policies: role -> name of its weights.
+
+    collaboration: of a team that is a topology, which takes the place of chat, prompts, sampling
+    and policies; None for the search teams.
+    """
 
     name: str
     chat: Chat
@@ -72,6 +80,7 @@ class Team:
     budgets: Budgets
     sampling: Sampling
     policies: Mapping[str, str]
+    collaboration: "Collaboration | None" = None
 
 
 @dataclass(frozen=True)
@@ -97,13 +106,16 @@ class World:
     search(queries, k) -> one list of at most k Passages, or a SearchFailure, for each query;
     reward(question, predictions) -> one float for each prediction;
     judge(job, *, key) -> a Judgement of the job's path; a failure of it costs that score, not the
-    episode. Without it nobody's work is judged.
+    episode. Without it nobody's work is judged;
+    complete(messages, *, key, policy, max_tokens, temperature) -> a Reply: of policies that take
+    and give text, where there are any.
     """
 
     sample: Callable[..., Awaitable]
     search: Callable[..., Awaitable]
     reward: Callable[..., Awaitable]
     judge: Callable[..., Awaitable] | None = None
+    complete: Callable[..., Awaitable] | None = None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ OPERATION_OF = {verb: operation for operation, verbs in VERBS.items() for verb i
 OBSCURE = tuple(verb for verbs in VERBS.values() for verb in verbs[_CLEAR:])
 NAMES = ("mira", "olan", "petra", "quill", "rosa", "sven", "tomas", "ulla", "vera", "wim", "xeno",
          "yara")  # fmt: skip
+# of problems, solutions, hints and comments
+OTHER_WORDS = ("has", "then", ",", "how", "many", "is", ";", "|", "right", "think", "first", "read",
+               "it", "twice")  # fmt: skip
 SPLITS = ("train", "validation", "test")
 
 _PROBLEM = re.compile(r"(?P<name>\w+) has (?P<start>\d+)(?P<steps>(?: then \w+ \d+)+) , how many")
@@ -177,5 +180,5 @@ def boxed(number: int) -> str:
 def make_arithmetic_tokenizer(prompt_words: Collection[str]) -> WordTokenizer:
     """A token for each word of the problems, of plans and solutions, and of the toy prompts."""
     words = {*NUMBERS, *map(boxed, range(PRIME)), *OPERATIONS, *OPERATION_OF, *NAMES}
-    words |= {*"has then , how many is ; start right think first read it twice |".split()}
+    words |= set(OTHER_WORDS)
     return WordTokenizer.from_words(sorted(words | set(prompt_words)), bare=CHAT_ROLES)

@@ -68,9 +68,9 @@ def _trace_to_json(trace: Trace) -> dict:
 
 
 def _turn_to_json(turn: Turn) -> dict:
-    """The turn's fields; those of a search only where it is one."""
+    """The turn's fields; those of a search or an endpoint only where it is one."""
     fields = {**vars(turn), "stop_reason": turn.stop_reason.value}
-    for name in ("query", "found"):
+    for name in ("query", "found", "text"):
         if not fields[name]:
             del fields[name]
     return fields
