@@ -19,7 +19,7 @@ from mas_jax.agents.collaboration import (
 from mas_jax.agents.setting import World
 from mas_jax.agents.speaker import Voice
 from mas_jax.agents.topology import TOPOLOGIES, Node, Sizes, Topology, check
-from mas_jax.config_rules import TOPOLOGIES as ROLES_OF
+from mas_jax.collaboration_rules import TOPOLOGIES as ROLES_OF
 from mas_jax.evaluation import episode_json
 from mas_jax.evaluation.statistics import score_episode
 from mas_jax.records import ROLES, UNTOLD, FailureKind, Reply, Sample, StopReason, WorldError

@@ -43,6 +43,7 @@ from mas_jax.learning.update import OptimizerSettings
 from mas_jax.learning.workdir import only_run
 from mas_jax.model import hf, qwen3, sharding
 from mas_jax.model.hf_config import load_config
+from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Pipeline:
     workdir: Path
     start_directory: Path
     scene: assembly.Scene
-    engines: Replicas
+    engines: Replicas | Policies
     mesh: jax.sharding.Mesh
     model: qwen3.ModelConfig
     reference: qwen3.Params
@@ -88,7 +89,7 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
     scene = assembly.make_scene(config, tokenizer)
     if scene.world is None:
         check_disjoint(scene.questions)
-    assembly.check_chat(config, scene.chat, directory)
+    assembly.check_chat(scene.chat, directory)
     _check_teacher(config, scene)
     mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
     hosts.introduce(mesh)
@@ -98,7 +99,7 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
         workdir=workdir,
         start_directory=directory,
         scene=scene,
-        engines=assembly.make_engines(config, directory, tokenizer),
+        engines=assembly.make_policies(config, directory, tokenizer),
         mesh=mesh,
         model=model,
         reference=_load(
@@ -156,7 +157,7 @@ def _check_teacher(config: ConfigDict, scene: assembly.Scene) -> None:
     directory = Path(config.teacher.checkpoint)
     tokenizer = assembly.load_tokenizer(directory)
     theirs = assembly.policy_chat(config, tokenizer)
-    assembly.check_chat(config, theirs, directory)
+    assembly.check_chat(theirs, directory)
     knobs = dict(temperature=config.train.temperature)
     check_voices(
         voice(scene.chat, vocab_size=scene.tokenizer.vocab_size, **knobs),
@@ -198,13 +199,16 @@ def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
     return found
 
 
-def _sampler(pipeline: Pipeline, kind: str):
-    """The `sample` function of a stage: the policy's engines, or the toy world's script."""
-    if kind == "policy":
-        return pipeline.engines.sample
+def _world(pipeline: Pipeline, sampler: str, programme: Programme) -> World:
+    """What surrounds the team of a stage: the policies or, with the sampler "oracle", the toy
+    world's script."""
     scene = pipeline.scene
+    world = assembly.make_play_world(scene, pipeline.engines, _judge(pipeline, programme))
+    if sampler == "policy":
+        return world
     none = Flaws(**dict.fromkeys((f.name for f in dataclasses.fields(Flaws)), 0.0))
-    return ScriptedSampler(scene.world, scene.chat, scene.prompts, none).sample
+    script = ScriptedSampler(scene.world, scene.chat, scene.prompts, none)
+    return dataclasses.replace(world, sample=script.sample)
 
 
 def _validate(pipeline: Pipeline, name: str, team: str, step: int) -> float:
@@ -264,10 +268,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         steps=section.steps,
         seed=config.seed,
         questions=scene.training,
-        world=World(
-            _sampler(pipeline, section.sampler), scene.retriever.search,
-            assembly.exact_match_reward, _judge(pipeline, programme),
-        ),
+        world=_world(pipeline, section.sampler, programme),
         gold=assembly.gold_texts(scene) if has_turn_rewards else {},
         publish=pipeline.engines.set_params,
         sampler_counts=lambda: pipeline.engines.metrics,
