@@ -1,6 +1,6 @@
 """AgentPO: Qwen2.5-3B-Instruct learns to write hints for a frozen Llama-3.1-8B-Instruct.
 
-python launch/train.py --config=configs/agentpo.py --workdir=runs/agentpo \\
+python launch/train.py --config=configs/agentpo.py --workdir=runs/agentpo \
     --config.model.checkpoint=DIR --config.actor.base_url=http://HOST:8000/v1
 
 DIR: the checkpoint in the Hugging Face layout; HOST: any chat-completions server of the Actor, its

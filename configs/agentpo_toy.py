@@ -2,7 +2,7 @@
 
 python launch/pretrain_toy.py --config=configs/agentpo_toy.py --out=runs/math_policies
 python launch/train.py --config=configs/agentpo_toy.py --workdir=runs/agentpo_toy
-python launch/evaluate.py --config=configs/agentpo_toy.py \\
+python launch/evaluate.py --config=configs/agentpo_toy.py \
     --config.model.checkpoint=runs/agentpo_toy/agentpo/policy
 
 Another topology: --config=configs/agentpo_toy.py:critic (or roles, debate, guided_debate, solver).

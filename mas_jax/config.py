@@ -161,7 +161,8 @@ def default_config() -> ConfigDict:
             kind="none", checkpoint="", dtype="float32", template="toy", temperature=0.0, top_p=1.0,
             top_k=0, context=256, max_tokens=48, remember="",
             engine=config.engine.copy_and_resolve_references(),
-            base_url="", key_variable="", model="", cache="",
+            base_url="", key_variable="", model="", cache="", concurrency=16, timeout_s=120.0,
+            retries=5,
         )
     )  # fmt: skip
     # learning/privileged.py: what teachers of rows with view="privileged" read beside the question.

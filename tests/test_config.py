@@ -45,6 +45,8 @@ def with_checkpoint(config, directory):
     """The config with a checkpoint directory and protocols that are there, where it names some."""
     if config.model.checkpoint:
         config.model.checkpoint = str(directory)
+    if config.actor.checkpoint:
+        config.actor.checkpoint = str(directory)
     if config.privileged.protocols:
         config.privileged.protocols = str(directory / "protocols.jsonl")
         (directory / "protocols.jsonl").touch()
@@ -58,7 +60,8 @@ def with_checkpoint(config, directory):
 def test_every_config_is_valid_and_imports_nothing_else(name, tmp_path):
     config = with_checkpoint(load(name).get_config(), tmp_path)
     validate(config)
-    check_settings(EngineSettings(**config.engine))
+    for engine in (config.engine, config.actor.engine):
+        check_settings(EngineSettings(**engine))
     for stage in config.train.stages:
         programme = make_programme(config.stages[stage].programme.to_dict())
         assert any(row.learns for row in programme.values())

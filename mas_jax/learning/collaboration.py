@@ -64,7 +64,8 @@ def settings(config: ConfigDict, name: str) -> dict:
     values; not where answers are kept."""
     c, a = config.collaboration, config.actor.to_dict()
     topology = TOPOLOGIES[name](Sizes(c.votes, c.debaters, c.rounds))
-    for key in ("checkpoint", "remember", "cache", "key_variable"):
+    for key in ("checkpoint", "remember", "cache", "key_variable", "concurrency", "timeout_s",
+                "retries"):  # fmt: skip
         del a[key]
     texts = dataclasses.asdict(load_texts(c.prompts, topology))
     return {"collaboration": c.to_dict(), "actor": a, "prompts": texts}
@@ -76,7 +77,11 @@ def with_endpoint(config: ConfigDict, engines: Replicas) -> Policies:
     Raises: ValueError for a bad endpoint or a missing key; ModuleNotFoundError without `[api]`.
     """
     a = config.actor
-    client = Client(Endpoint(a.base_url, a.key_variable), Path(a.cache) if a.cache else None)
+    endpoint = Endpoint(
+        a.base_url, a.key_variable, concurrency=a.concurrency, timeout_s=a.timeout_s,
+        retries=a.retries,
+    )  # fmt: skip
+    client = Client(endpoint, Path(a.cache) if a.cache else None)
     return Policies(
         engines, config.model.policy, {},
         complete=endpoint_complete(client.complete, model=a.model),
