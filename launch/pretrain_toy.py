@@ -28,8 +28,12 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     if Path(OUT.value).exists():
         raise app.UsageError(f"{OUT.value} exists; remove it or name another directory")
-    make = math_policy.make if is_math else toy_policy.make
-    make(CONFIG.value, Path(OUT.value), Console())
+    config, out, console = CONFIG.value, Path(OUT.value), Console()
+    if is_math:
+        math_policy.make(config, out, console)
+        console.log("accuracy of the Actor:", math_policy.measure(config, out))
+    else:
+        toy_policy.make(config, out, console)
 
 
 if __name__ == "__main__":

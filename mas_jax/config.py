@@ -226,9 +226,11 @@ def default_config() -> ConfigDict:
                 misread_obscure=0.6, misread_any=0.08, skip_step=0.05, plan=0.35, approve=0.3,
                 persuaded=0.4,
             ),
+            # of the Actor, and of the Collaborator, which goes on from it
+            steps=dict(actor=1000, collaborator=300),
             settings=dict(  # learning/pretrain.py PretrainSettings
-                steps=1500, rows=12, length=192, learning_rate=3e-3, warmup_steps=100,
-                weight_decay=0.05, max_grad_norm=1.0, chunk=1024, seed=0,
+                rows=12, length=192, learning_rate=3e-3, warmup_steps=50, weight_decay=0.05,
+                max_grad_norm=1.0, chunk=1024, seed=0,
             ),
         )
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """A Collaborator for a frozen Actor, end to end with tiny policies: local and at an endpoint."""
 
+import asyncio
 import dataclasses
 import itertools
 import json
@@ -24,7 +25,7 @@ from mas_jax.data.arithmetic import make_arithmetic, make_arithmetic_tokenizer
 from mas_jax.learning import assembly, evaluate, loop, math_policy, pipeline
 from mas_jax.learning.programme import make_programme
 from mas_jax.model import hf, qwen3
-from mas_jax.records import UNTOLD
+from mas_jax.records import UNTOLD, SampleKey, Stop
 
 QUIET = Console(quiet=True)
 PERFECT = MathFlaws()
@@ -99,8 +100,20 @@ def trained(places, tmp_path_factory):
 
     stage = pipeline.make_stage(made, "agentpo")
     stage = dataclasses.replace(stage, world=dataclasses.replace(stage.world, reward=reward))
-    params = loop.train(stage, workdir / "agentpo", QUIET)
-    return made, params, metrics.read(workdir / "agentpo" / "metrics.jsonl")
+    before = said(made.engines)
+    loop.train(stage, workdir / "agentpo", QUIET)
+    lines = metrics.read(workdir / "agentpo" / "metrics.jsonl")
+    return before, said(made.engines), lines
+
+
+def said(policies):
+    """What each policy says to one prompt, with log-probs, whatever was said before."""
+    key = SampleKey(0, "eval", 0, "q", 0, "solve", 0)
+    knobs = dict(n=1, max_tokens=4, temperature=1.0, top_p=1.0, top_k=0, stop=Stop())
+    return {
+        name: asyncio.run(policies.sample((300, 301), key=key, policy=name, **knobs))
+        for name in ("student", "actor")
+    }
 
 
 def test_only_the_collaborators_tokens_are_trained_and_the_actors_are_costed(trained):
@@ -113,17 +126,13 @@ def test_only_the_collaborators_tokens_are_trained_and_the_actors_are_costed(tra
         assert "cost/actor/training_tokens" not in line
         assert line["batch/skipped_traces"] == 6  # the Actor's
         assert line["update/collaborator/tokens"] > 0 and "update/actor/tokens" not in line
-    assert lines[-1]["engine/actor_sampled_tokens"] > 0
+    assert lines[-1]["engine/actor_prompt_tokens"] > 0
 
 
-def test_the_collaborator_moves_and_the_actor_stays(trained, places):
-    made, params, _ = trained
-    before = made.reference["embed"]
-    assert np.abs(np.asarray(params["embed"]) - np.asarray(before)).max() > 1e-5
-    _, theirs = hf.load(places[1], dtype=jnp.float32)
-    actor = made.engines._by_name["actor"]._sampler.engines[0]
-    assert actor.policy == "actor" and actor.config.vocab_size == params["embed"].shape[0] + 7
-    np.testing.assert_array_equal(np.asarray(actor.params["embed"]), np.asarray(theirs["embed"]))
+def test_the_collaborator_moves_and_the_actor_stays(trained):
+    before, after, _ = trained
+    assert after["actor"] == before["actor"]
+    assert after["student"] != before["student"]
 
 
 def test_drafts_of_a_group_are_computed_once(places, tmp_path):
@@ -136,7 +145,7 @@ def test_drafts_of_a_group_are_computed_once(places, tmp_path):
     assert lines[0]["cost/actor/output_tokens"] > 0
 
 
-@pytest.mark.parametrize("team", ["roles", "debate", "solver"])
+@pytest.mark.parametrize("team", ["debate", "solver"])
 def test_other_topologies_train_by_the_same_config(places, tmp_path, team):
     policy, lines = train(
         small_config(places, team, **{"stages.agentpo.steps": 1}), tmp_path / "run"
@@ -252,7 +261,8 @@ def test_a_dead_endpoint_stops_the_run_with_its_message_and_it_can_be_resumed(pl
 def test_one_call_makes_both_starting_policies(tmp_path):
     config = load("agentpo_toy").get_config()
     config.math_pretrain.update(dict(problems=30, held_out=4, teams=("hint", "debate")))
-    config.math_pretrain.settings.update(dict(steps=3, rows=4, warmup_steps=1))
+    config.math_pretrain.settings.update(dict(rows=4, warmup_steps=1))
+    config.math_pretrain.steps.update(dict(actor=3, collaborator=2))
     records = math_policy.make(config, tmp_path / "made", QUIET)
     for name in ("actor", "collaborator"):
         place = tmp_path / "made" / name

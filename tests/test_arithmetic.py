@@ -22,15 +22,15 @@ from mas_jax.data.arithmetic import (
 
 
 def test_a_problem_is_worked_out_step_by_step():
-    problem = Problem("mira", 7, (("gains", 5), ("lends", 3), ("scales", 4), ("mirrors", 2)))
-    # 7 + 5 = 12; 12 - 3 = 9; 9 * 4 = 36 = 2 (mod 17); 2 - 2 = 0
-    assert results(7, problem.steps) == [7, 12, 9, 2, 0]
-    assert problem.answer == 0
+    problem = Problem("mira", 6, (("gains", 5), ("lends", 6), ("scales", 4), ("mirrors", 2)))
+    # 6 + 5 = 11 = 4 (mod 7); 4 - 6 = -2 = 5; 5 * 4 = 20 = 6; 2 - 6 = -4 = 3
+    assert results(6, problem.steps) == [6, 4, 5, 6, 3]
+    assert problem.answer == 3
     assert problem.text == (
-        "mira has 7 then gains 5 then lends 3 then scales 4 then mirrors 2 , how many"
+        "mira has 6 then gains 5 then lends 6 then scales 4 then mirrors 2 , how many"
     )
-    assert problem.steps[1] == Step("minus", 3)
-    assert compute("from", 5, 3) == 15  # 3 - 5 = -2
+    assert problem.steps[1] == Step("minus", 6)
+    assert compute("from", 5, 3) == 5  # 3 - 5 = -2
     with pytest.raises(ValueError, match="'over' is no operation"):
         compute("over", 1, 1)
 
@@ -38,8 +38,8 @@ def test_a_problem_is_worked_out_step_by_step():
 def test_a_wording_is_read_back_and_another_text_is_no_problem():
     for problem in draw_problems(3, 50):
         assert parse_problem(problem.text) == problem
-    for text in ("", "mira has 7 , how many", "mira has 7 then flies 5 , how many",
-                 "mira has 7 then gains 40 , how many"):  # fmt: skip
+    for text in ("", "mira has 6 , how many", "mira has 6 then flies 5 , how many",
+                 "mira has 6 then gains 40 , how many"):  # fmt: skip
         assert parse_problem(text) is None
 
 
@@ -79,6 +79,6 @@ def test_every_word_is_one_token_and_a_box_too():
     assert tokenizer.vocab_size <= 1024
     problem = draw_problems(2, 1)[0]
     assert len(tokenizer.encode(f" solve {problem.text}")) == 1 + len(problem.text.split())
-    assert len(tokenizer.encode(f" {boxed(16)}")) == 1
+    assert len(tokenizer.encode(f" {boxed(6)}")) == 1
     for word in (*OPERATIONS, *arithmetic.OPERATION_OF):
         assert len(tokenizer.encode(f" {word}")) == 1

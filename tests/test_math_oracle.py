@@ -29,7 +29,7 @@ from mas_jax.data.arithmetic import (
     parse_problem,
 )
 
-TEXT = "mira has 7 then gains 5 then lends 3 , how many"
+TEXT = "mira has 6 then gains 5 then lends 3 , how many"
 ACTOR = MathFlaws(misread_obscure=1.0, plan=0.0, approve=1.0, persuaded=1.0)
 PERFECT = MathFlaws()
 
@@ -39,22 +39,22 @@ def say(flaws, *heard, said=(), seed=0):
 
 
 def test_an_actor_errs_on_an_obscure_verb_and_not_when_it_is_told_the_steps():
-    # lends is minus, and read as the next operation, times: 12 * 3 = 36 = 2 (mod 17)
+    # lends is minus, and read as the next operation, times: 4 * 3 = 12 = 5 (mod 7)
     assert mistaken("lends") == "times"
-    assert say(ACTOR, f" solve {TEXT}") == r"7 plus 5 is 12 ; 12 times 3 is 2 \boxed{2}"
-    right = r"7 plus 5 is 12 ; 12 minus 3 is 9 \boxed{9}"
+    assert say(ACTOR, f" solve {TEXT}") == r"6 plus 5 is 4 ; 4 times 3 is 5 \boxed{5}"
+    right = r"6 plus 5 is 4 ; 4 minus 3 is 1 \boxed{1}"
     for words in ("with", "as"):
         assert say(ACTOR, f" solve {TEXT} {words} plus 5 then minus 3") == right
-        assert say(ACTOR, f" solve {TEXT} {words} think first").endswith(r"\boxed{2}")
-        assert say(ACTOR, f" solve {TEXT} {words} ").endswith(r"\boxed{2}")  # an empty hint
+        assert say(ACTOR, f" solve {TEXT} {words} think first").endswith(r"\boxed{5}")
+        assert say(ACTOR, f" solve {TEXT} {words} ").endswith(r"\boxed{5}")  # an empty hint
     assert say(PERFECT, f" solve {TEXT}") == right
-    assert say(PERFECT, f" solve {TEXT} with minus 4") == r"7 minus 4 is 3 \boxed{3}"
+    assert say(PERFECT, f" solve {TEXT} with minus 4") == r"6 minus 4 is 2 \boxed{2}"
 
 
 def test_a_critics_plan_revises_a_draft_and_approval_repeats_it():
-    draft = r"7 plus 5 is 12 ; 12 times 3 is 2 \boxed{2}"
+    draft = r"6 plus 5 is 4 ; 4 times 3 is 5 \boxed{5}"
     asked = f" revise {TEXT} done {draft} comment"
-    assert say(ACTOR, f"{asked} plus 5 then minus 3").endswith(r"\boxed{9}")
+    assert say(ACTOR, f"{asked} plus 5 then minus 3").endswith(r"\boxed{1}")
     assert say(ACTOR, f"{asked} {RIGHT}") == draft
     assert say(ACTOR, f"{asked} ") == draft
     assert say(ACTOR, f" judge {TEXT} done {draft}") == RIGHT
@@ -77,8 +77,8 @@ def test_hints_are_plans_or_vague_as_often_as_the_flaws_say():
     assert 170 < said.count("plus 5 then times 3") < 230
     skipping = MathFlaws(skip_step=1.0)
     assert say(skipping, f" assign {TEXT}") == "plus 5"
-    assert read_plan(plan((Step("from", 4), Step("times", 16)))) == (
-        Step("from", 4), Step("times", 16),
+    assert read_plan(plan((Step("from", 4), Step("times", 6)))) == (
+        Step("from", 4), Step("times", 6),
     )  # fmt: skip
     for verb in OBSCURE:
         assert mistaken(verb) != OPERATION_OF[verb]
@@ -111,7 +111,7 @@ def test_scripted_teams_play_every_topology_and_a_perfect_collaborator_helps(nam
         assert episode.outcome == "answered"
         for trace in episode.traces:
             assert 0 not in trace.tokens and max(trace.tokens) < tokenizer.vocab_size
-            assert not any(3 <= token < 257 for token in trace.tokens)  # no word is spelled
+            assert not any(1 <= token < 257 for token in trace.tokens)  # no word is spelled
         misread = any(verb in OBSCURE for verb, _ in parse_problem(question.text).acts)
         if not misread:
             assert episode.reward == 1.0

@@ -1,4 +1,4 @@
-"""Toy mathematics: problems of two or three steps modulo 17, from a seed, and their language.
+"""Toy mathematics: problems of two or three steps modulo 7, from a seed, and their language.
 
 Somebody has a number, and each step's verb says what becomes of it: "mira has 7 then gains 5 then
 lends 3 , how many". Four operations have four clear verbs and two obscure ones each: a reader who
@@ -19,7 +19,7 @@ from mas_jax.data.tokenizer import WordTokenizer
 from mas_jax.data.world_text import CHAT_ROLES
 from mas_jax.records import Question
 
-PRIME = 17
+PRIME = 7  # a small model learns these tables in minutes; modulo 17 it did not
 NUMBERS = tuple(map(str, range(PRIME)))
 OPERATIONS = ("plus", "minus", "times", "from")
 # operation -> its verbs: first the clear ones, then the obscure ones

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +25,11 @@ from mas_jax.agents.prompts import load_prompts
 from mas_jax.agents.setting import Run, Sampling, World
 from mas_jax.agents.topology import ACTOR, COLLABORATOR
 from mas_jax.data.arithmetic import draw_problems, make_arithmetic, make_arithmetic_tokenizer
-from mas_jax.learning import collaboration, toy_policy
-from mas_jax.learning.assembly import NoRetriever
+from mas_jax.learning import assembly, collaboration, experience, toy_policy
 from mas_jax.learning.pretrain import PretrainSettings
-from mas_jax.model import qwen3
-from mas_jax.records import Episode, Question, Trace
+from mas_jax.model import hf, qwen3
+from mas_jax.records import Episode, Question, Sample, Trace
+from mas_jax.sampling.policies import Policies
 
 POLICIES = (ACTOR, COLLABORATOR)  # directories that `make` writes
 
@@ -44,7 +45,7 @@ def scripted_episodes(
     )
     flaws = {team.policies[role]: MathFlaws(**p[role]) for role in POLICIES}
     script = MathScript(chat, flaws)
-    world = World(script.sample, NoRetriever().search, collaboration.integer_reward)
+    world = World(script.sample, assembly.NoRetriever().search, collaboration.integer_reward)
     run = Run(seed=p.seed, purpose="train", step=0)
     limits = rollout.Limits(**config.rollout)
 
@@ -80,15 +81,16 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict[str, dict]:
     model = dataclasses.replace(
         qwen3.PRESETS[p.preset], vocab_size=tokenizer.vocab_size, max_positions=p.settings.length
     )
+    params = qwen3.init(model, jax.random.key(p.settings.seed), dtype=jnp.float32)
     records = {}
-    for number, name in enumerate(POLICIES):
+    for name in POLICIES:  # the Collaborator goes on from the Actor, whose arithmetic it shares
         console.log(f"{name}:")
-        key = jax.random.key(p.settings.seed + number)
         records[name] = toy_policy.fit(
-            traces[name], unseen[name], PretrainSettings(**p.settings), out / name, console,
-            model=model, params=qwen3.init(model, key, dtype=jnp.float32), tokenizer=tokenizer,
+            traces[name], unseen[name], PretrainSettings(steps=p.steps[name], **p.settings),
+            out / name, console, model=model, params=params, tokenizer=tokenizer,
             record={"math_pretrain": json.loads(p.to_json_best_effort())},
         )  # fmt: skip
+        params = hf.load(out / name, dtype=jnp.float32)[1]
     return records
 
 
@@ -110,3 +112,37 @@ def _traces(
             for trace in episode.traces:
                 found[trace.role].append(trace)
     return found
+
+
+def measure(config: ConfigDict, out: Path) -> dict[str, float]:
+    """Accuracy on validation problems of the Actor that `make` wrote: alone, told the right steps,
+    told wrong ones. It must follow what it is told, or no Collaborator can help or hurt it."""
+    config = config.copy_and_resolve_references()
+    config.model.checkpoint = str(out / COLLABORATOR)
+    config.actor.checkpoint = str(out / ACTOR)
+    tokenizer = assembly.load_tokenizer(out / COLLABORATOR)
+    scene = assembly.make_scene(config, tokenizer)
+    policies = assembly.make_policies(config, out / COLLABORATOR, tokenizer)
+    return {
+        "alone": _accuracy(config, scene, policies, "actor", MathFlaws()),
+        "right steps": _accuracy(config, scene, policies, "hint", MathFlaws()),
+        "wrong steps": _accuracy(config, scene, policies, "hint", MathFlaws(misread_any=1.0)),
+    }
+
+
+def _accuracy(
+    config: ConfigDict, scene: assembly.Scene, policies: Policies, team: str, flaws: MathFlaws
+) -> float:
+    """Of a team whose Collaborator is a player with these flaws."""
+    script = MathScript(scene.chat, {config.model.policy: flaws})
+
+    async def _sample(prompt: tuple[int, ...], *, policy: str, **knobs: Any) -> list[Sample]:
+        by = script.sample if policy == config.model.policy else policies.sample
+        return await by(prompt, policy=policy, **knobs)
+
+    episodes = experience.collect(
+        scene.questions["validation"], 1, assembly.make_team(config, team, scene),
+        world=dataclasses.replace(assembly.make_play_world(scene, policies), sample=_sample),
+        run=Run(seed=0, purpose="eval", step=0), limits=rollout.Limits(**config.rollout),
+    )  # fmt: skip
+    return experience.describe(episodes)["rollout/em"]
