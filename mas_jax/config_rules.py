@@ -82,6 +82,11 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
     for team in e.teams:
         _check_choice("evaluation.teams", team, (*TEAMS, *TOPOLOGIES))
         _check_budgets(config, team, where="evaluation.teams")
+        if team in TOPOLOGIES and (*e.caps.searches, *e.caps.tokens):
+            raise ValueError(
+                f"evaluation.caps={dict(e.caps)} are of teams that search, and {team!r} is in "
+                "evaluation.teams; clear the caps"
+            )
     if not t.stages or len(set(t.stages)) < len(t.stages):
         raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
     for name in t.stages:
