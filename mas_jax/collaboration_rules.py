@@ -16,7 +16,9 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
     "debate": ("collaborator", "actor"),
     "guided_debate": ("collaborator", "actor"),
 }
+READING = ("critic", "debate")  # whose Collaborator reads what the Actor said
 SUBJECTS = ("facts", "mathematics")
+CONTROLS = ("none", "other_problem", "no_answer")  # agents/collaboration.py
 ACTORS = ("none", "policy", "api")  # learning/assembly.py make_policies
 
 
@@ -33,6 +35,14 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
     if a.kind == "api" and not (a.base_url and a.model):
         raise ValueError(
             f"actor.kind='api' with base_url={a.base_url!r} and model={a.model!r}; name both"
+        )
+    control = config.collaboration.control
+    if control not in CONTROLS:
+        raise ValueError(f"collaboration.control={control!r}; choose from {CONTROLS}")
+    if control == "other_problem" and team in READING:
+        raise ValueError(
+            f"collaboration.control='other_problem' and {where}={team!r}, whose Collaborator reads "
+            f"solutions of the problem itself; take it out, or set control='no_answer'"
         )
     voices = [("collaboration", config.collaboration, "engine", config.engine)]
     if a.kind == "policy":  # an endpoint sees to its own

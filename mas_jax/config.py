@@ -146,11 +146,12 @@ def default_config() -> ConfigDict:
     )  # fmt: skip
     # agents/topology.py Sizes, and how the Collaborator speaks: agents/speaker.py Voice; a prompt
     # beyond context less max_tokens is the outcome "context". prompts: "math", "math_toy" or a
-    # folder; vote_temperature: of the Actor's members of a vote or debate
+    # folder; vote_temperature: of the Actor's members of a vote or debate; control: what evaluation
+    # makes of the Collaborator's words, "none", "other_problem" or "no_answer"
     config.collaboration = ConfigDict(
         dict(
             prompts="math_toy", context=256, max_tokens=48, votes=5, debaters=3, rounds=2,
-            vote_temperature=0.7,
+            vote_temperature=0.7, control="none",
         )
     )  # fmt: skip
     # the frozen Actor. kind: "none"; "policy" of a checkpoint ("" for the one of `model`) with

@@ -309,6 +309,9 @@ def test_first_traces_hold_good_and_bad_hints_and_no_problem_that_is_played():
         ({"stages.agentpo.team": "cascade"}, r"'cascade' and data\.subject='mathematics'"),
         ({"stages.agentpo.sampler": "oracle"}, r"sampler='oracle' searches for facts"),
         ({"data.corpus": "x"}, "nobody searches"),
+        ({"collaboration.control": "wrong"}, "control='wrong'; choose from"),
+        ({"collaboration.control": "other_problem", "evaluation.teams": ("critic",)},
+         "'critic', whose Collaborator reads solutions"),
         ({"evaluation.caps.tokens": (9,)}, "are of teams that search"),
     ],
 )  # fmt: skip

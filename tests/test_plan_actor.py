@@ -38,6 +38,6 @@ def test_its_weights_and_pages_are_held_where_it_is_played_here_and_nowhere_else
     weights = sum(x.size for x in jax.tree.leaves(qwen3.init(model, jax.random.key(0), dtype="f4")))
     rotary = 192 * 32  # cosines and sines of each position of the context, half of 32 each
     assert held["the Actor's weights"] == 4 * (weights + rotary)
-    # layers x (keys and values) x pages x positions x kv heads x head dim x 4 bytes
-    assert held["the Actor's page pool"] == 2 * 2 * 100 * 8 * 2 * 32 * 4
+    # layers x (keys and values) x pages x positions x kv heads x head dim, padded x 4 bytes
+    assert held["the Actor's page pool"] == 2 * 2 * 100 * 8 * 2 * 128 * 4
     assert held_by_actor(config_of(kind="api"), model, mesh) == {}

@@ -177,6 +177,25 @@ def test_a_failure_of_the_world_keeps_what_was_said():
     assert [trace.role for trace in episode.traces] == ["collaborator"]
 
 
+def controlled(control):
+    team = team_of("hint")
+    changed = dataclasses.replace(
+        team.collaboration, control=control, others={PROBLEM.uid: "another one"}
+    )
+    return dataclasses.replace(team, collaboration=changed)
+
+
+def test_a_control_takes_what_a_hint_is_worth_away():
+    said = {**HINTED, ("hint", 0): "it is 5, not 15 or 5.5 (5)."}
+    _, cast = play(controlled("no_answer"), said)
+    assert " with it is , not 15 or 5.5 ().<|im_end|>" in cast.requests[1][3]
+    _, cast = play(controlled("other_problem"), said)
+    assert " hint another one<|im_end|>" in cast.requests[0][3]
+    assert f" solve {PROBLEM.text} with it is 5" in cast.requests[1][3]
+    _, cast = play(controlled("none"), said)
+    assert f" hint {PROBLEM.text}<|im_end|>" in cast.requests[0][3]
+
+
 # --- an Actor behind an endpoint ------------------------------------------------------------------
 
 

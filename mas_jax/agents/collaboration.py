@@ -8,7 +8,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mas_jax.agents.agent import Play, run_all
@@ -74,7 +74,10 @@ class Collaboration:
     """A topology with all that its nodes speak with.
 
     voices: by role. vote_temperature: of varied nodes. answer_of: the answer in a solution, None
-    without one; is_same: whether two answers are one in a vote.
+    without one; is_same: whether two answers are one in a vote. control: "none", or how what the
+    Collaborator says is made worthless, to see what it was worth: "other_problem", it is shown the
+    problem of `others`, by uid; "no_answer", the Actor reads its words without whatever equals a
+    golden answer, so that no answer can leak.
     """
 
     topology: Topology
@@ -83,6 +86,8 @@ class Collaboration:
     vote_temperature: float
     answer_of: Callable[[str], str | None]
     is_same: Callable[[str, str], bool]
+    control: str = "none"
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 async def play_topology(play: Play) -> list[Ending]:
@@ -96,7 +101,9 @@ async def play_topology(play: Play) -> list[Ending]:
         words = await run_all(_speak(play, node, speakers[node.speaker], said) for node in nodes)
         if None in words:
             return [Ending("", "context")]
-        said |= {node.name: text for node, text in zip(nodes, words, strict=True)}
+        said |= {
+            node.name: _passed_on(play, node, text) for node, text in zip(nodes, words, strict=True)
+        }
     answers = [c.answer_of(said[name]) for name in topology.answers]
     winner = majority([answer for answer in answers if answer is not None], c.is_same)
     return [Ending("", "invalid") if winner is None else Ending(winner, "answered")]
@@ -108,7 +115,10 @@ async def _speak(play: Play, node: Node, speaker: Speaker, said: Mapping[str, st
         key: c.texts.separator.join(said[name] for name in names)
         for key, names in node.reads.items()
     }
-    text = fill(c.texts.user[node.prompt], values | {"question": play.question.text})
+    question = play.question.text
+    if c.control == "other_problem" and not _is_frozen(c, node):
+        question = c.others[play.question.uid]
+    text = fill(c.texts.user[node.prompt], values | {"question": question})
     must_answer = node.name in c.topology.answers
     return await speaker.say(
         c.texts.system[node.prompt],
@@ -117,6 +127,21 @@ async def _speak(play: Play, node: Node, speaker: Speaker, said: Mapping[str, st
         temperature=c.vote_temperature if node.is_varied and _is_frozen(c, node) else None,
         fault=lambda words: "no answer" if must_answer and c.answer_of(words) is None else "",
     )
+
+
+def _passed_on(play: Play, node: Node, text: str) -> str:
+    """What others read of a node's words."""
+    c = play.team.collaboration
+    if c.control != "no_answer" or _is_frozen(c, node):
+        return text
+    return without(text, play.question.golden_answers)
+
+
+def without(text: str, answers: Sequence[str]) -> str:
+    """A text without the answers, wherever one stands by itself."""
+    for answer in answers:
+        text = re.sub(rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)", "", text)
+    return text
 
 
 def _is_frozen(c: Collaboration, node: Node) -> bool:

@@ -317,6 +317,11 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
         return collaboration.make_team(
             config, name, Sampling(**sampling),
             chat=scene.chat, actor_chat=scene.actor_chat, prompts=scene.prompts,
+            others={
+                uid: text
+                for split in scene.questions.values()
+                for uid, text in collaboration.next_problems(split).items()
+            },
         )  # fmt: skip
     roles = ("leader", "searcher", "answerer")
     return Team(

@@ -4,6 +4,7 @@ Must not know: scenes, how checkpoints are loaded.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -25,7 +26,7 @@ ACTOR_POLICY = "actor"  # the frozen one's name, in traces and among policies
 
 def make_team(
     config: ConfigDict, name: str, sampling: Sampling, *, chat: Chat, actor_chat: Chat | None,
-    prompts: Prompts,
+    prompts: Prompts, others: Mapping[str, str],
 ) -> Team:  # fmt: skip
     """A team that is a topology: the configured policy as Collaborator, the Actor as itself."""
     c, a = config.collaboration, config.actor
@@ -55,8 +56,16 @@ def make_team(
             vote_temperature=c.vote_temperature,
             answer_of=extract,
             is_same=same_integer,
+            control=c.control,
+            others=others,
         ),
     )
+
+
+def next_problems(questions: Sequence[Question]) -> dict[str, str]:
+    """By uid the text of the question after it, the first after the last."""
+    after = (*questions[1:], *questions[:1])
+    return {q.uid: other.text for q, other in zip(questions, after, strict=True)}
 
 
 def settings(config: ConfigDict, name: str) -> dict:
