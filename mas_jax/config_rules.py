@@ -143,7 +143,7 @@ def _check_protocols(config: ConfigDict) -> None:
 def _check_directories(config: ConfigDict) -> None:
     for name in ("model", "teacher", "actor"):
         path = config[name].checkpoint
-        if name == "model" and path.startswith(("package:", "asset:")):
+        if name != "teacher" and path.startswith(("package:", "asset:")):
             continue  # model/packaged.py, learning/assembly.py
         if path and not Path(path).is_dir():
             raise ValueError(

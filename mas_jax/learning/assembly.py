@@ -109,12 +109,13 @@ def checkpoint_directory(config: ConfigDict) -> Path:
 
     Raises: FileNotFoundError if the asset is not part of this installation.
     """
-    kind, _, name = config.model.checkpoint.partition(":")
-    if kind == "asset":
-        return asset(name)
-    if config.model.checkpoint:
-        return packaged.resolve(config.model.checkpoint)
-    return asset("toy_policy")
+    return _resolve(config.model.checkpoint or "asset:toy_policy")
+
+
+def _resolve(checkpoint: str) -> Path:
+    """The directory that a checkpoint's name in a config stands for."""
+    kind, _, name = checkpoint.partition(":")
+    return asset(name) if kind == "asset" else packaged.resolve(checkpoint)
 
 
 def asset(name: str) -> Path:
@@ -337,7 +338,7 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
 def actor_directory(config: ConfigDict) -> Path:
     """The frozen Actor's checkpoint; the starting policy's where it names none."""
     given = config.actor.checkpoint
-    return Path(given) if given else checkpoint_directory(config)
+    return _resolve(given) if given else checkpoint_directory(config)
 
 
 def load_params(config: ConfigDict, directory: Path) -> qwen3.Params:
