@@ -12,6 +12,7 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
     "hint": ("collaborator", "actor"),
     "critic": ("collaborator", "actor"),
     "roles": ("collaborator", "actor"),
+    "evoagent": ("actor",),
     "mad": ("actor",),
     "debate": ("collaborator", "actor"),
     "guided_debate": ("collaborator", "actor"),

@@ -25,7 +25,7 @@ from mas_jax.evaluation.statistics import score_episode
 from mas_jax.records import ROLES, UNTOLD, FailureKind, Reply, Sample, StopReason, WorldError
 from mas_jax.rewards.integer_answer import extract, integer_match, same_integer
 
-SIZES = Sizes(votes=3, debaters=3, rounds=2)
+SIZES = Sizes(votes=3, debaters=3, rounds=2, experts=2)
 CHAT = chat.make_chat(CharTokenizer(), chat.TOY)
 PROBLEM = dataclasses.replace(QUESTION, golden_answers=("5",))
 
@@ -257,6 +257,17 @@ def test_nodes_speak_as_soon_as_what_they_read_is_said():
     assert critic == [["draft"], ["critique"], ["revise"]]
     debate = [[node.name for node in wave] for wave in waves(TOPOLOGIES["guided_debate"](SIZES))]
     assert debate == [["hint"], ["a1.r1", "a2.r1", "a3.r1"], ["a1.r2", "a2.r2", "a3.r2"]]
+
+
+def test_experts_refine_one_after_another():
+    assert [[node.name for node in wave] for wave in waves(TOPOLOGIES["evoagent"](SIZES))] == [
+        ["draft", "expert1", "expert2"], ["solve1", "solve2"], ["refine1"], ["refine2"],
+    ]  # fmt: skip
+    said = {(name, 0): rf"\boxed{{{n}}}" for n, name in enumerate(
+        ("draft", "expert1", "expert2", "solve1", "solve2", "refine1", "refine2"))}  # fmt: skip
+    episode, cast = play(team_of("evoagent"), said)
+    assert r"done \boxed{5} comment \boxed{4}<|im_end|>" in cast.requests[-1][3]
+    assert episode.predictions == ("6",) and {r[1] for r in cast.requests} == {"frozen"}
 
 
 def test_a_new_topology_is_a_few_lines():

@@ -54,9 +54,10 @@ class Speaker:
         """
         temperature = self._voice.temperature if temperature is None else temperature
         ask = self._say_text if self._voice.chat is None else self._say_tokens
-        self._play.turns_used += 1
         said = await ask(system, text, action, temperature, fault)
-        self._num_said += 1
+        if said is not None:
+            self._num_said += 1
+            self._play.turns_used += 1
         return said
 
     async def _say_tokens(

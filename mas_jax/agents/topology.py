@@ -73,11 +73,13 @@ def check(topology: Topology) -> None:
 
 @dataclass(frozen=True)
 class Sizes:
-    """votes: solutions of self-consistency. debaters, rounds: of a debate. METHODS 3.4: 3 and 2."""
+    """votes: solutions of self-consistency. debaters, rounds: of a debate. experts: of EvoAgent.
+    METHODS 3.4: 3 debaters, 2 rounds, 3 experts."""
 
     votes: int
     debaters: int
     rounds: int
+    experts: int
 
 
 def _alone(sizes: Sizes) -> Topology:
@@ -120,6 +122,20 @@ def _roles(sizes: Sizes) -> Topology:
     return Topology(nodes, answers=("revise",), trained=("assign",))
 
 
+def _evoagent(sizes: Sizes) -> Topology:
+    """EvoAgent (Yuan et al. 2024): one new expert after another, each of whose solutions refines
+    the one so far. Every expert is retained: its check, which may discard one, is left out."""
+    nodes, last = [Node("draft", "solve")], "draft"
+    for i in range(1, sizes.experts + 1):
+        nodes += [
+            Node(f"expert{i}", "assign", is_varied=True),
+            Node(f"solve{i}", "as_expert", {"experts": (f"expert{i}",)}),
+            Node(f"refine{i}", "revise", {"solution": (last,), "comment": (f"solve{i}",)}),
+        ]
+        last = f"refine{i}"
+    return Topology(tuple(nodes), answers=(last,))
+
+
 def _mad(sizes: Sizes) -> Topology:
     """Multi-agent debate (Du et al. 2023): each reads the others' last solutions, then a vote."""
     agents = [f"a{i}" for i in range(1, sizes.debaters + 1)]
@@ -158,6 +174,7 @@ TOPOLOGIES: Mapping[str, Callable[[Sizes], Topology]] = {
     "hint": _hint,
     "critic": _critic,
     "roles": _roles,
+    "evoagent": _evoagent,
     "mad": _mad,
     "debate": _debate,
     "guided_debate": _guided_debate,

@@ -14,7 +14,7 @@ from mas_jax.agents.collaboration import Collaboration, load_texts
 from mas_jax.agents.prompts import Prompts
 from mas_jax.agents.setting import Budgets, Sampling, Team
 from mas_jax.agents.speaker import Voice
-from mas_jax.agents.topology import ACTOR, COLLABORATOR, TOPOLOGIES, Sizes
+from mas_jax.agents.topology import ACTOR, COLLABORATOR, TOPOLOGIES, Sizes, Topology
 from mas_jax.records import Question
 from mas_jax.rewards.integer_answer import extract, integer_match, same_integer
 from mas_jax.sampling.api import Client, Endpoint
@@ -30,7 +30,7 @@ def make_team(
 ) -> Team:  # fmt: skip
     """A team that is a topology: the configured policy as Collaborator, the Actor as itself."""
     c, a = config.collaboration, config.actor
-    topology = TOPOLOGIES[name](Sizes(c.votes, c.debaters, c.rounds))
+    topology = _topology(config, name)
     drawn = dict(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
     voices = {
         COLLABORATOR: Voice(
@@ -62,6 +62,11 @@ def make_team(
     )
 
 
+def _topology(config: ConfigDict, name: str) -> Topology:
+    c = config.collaboration
+    return TOPOLOGIES[name](Sizes(c.votes, c.debaters, c.rounds, c.experts))
+
+
 def next_problems(questions: Sequence[Question]) -> dict[str, str]:
     """By uid the text of the question after it, the first after the last."""
     after = (*questions[1:], *questions[:1])
@@ -72,7 +77,7 @@ def settings(config: ConfigDict, name: str) -> dict:
     """What episodes of a topology depend on beside weights, questions and sampling, as JSON
     values; not where answers are kept."""
     c, a = config.collaboration, config.actor.to_dict()
-    topology = TOPOLOGIES[name](Sizes(c.votes, c.debaters, c.rounds))
+    topology = _topology(config, name)
     for key in ("checkpoint", "remember", "cache", "key_variable", "concurrency", "timeout_s",
                 "retries"):  # fmt: skip
         del a[key]
