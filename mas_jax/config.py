@@ -150,8 +150,8 @@ def default_config() -> ConfigDict:
     # makes of the Collaborator's words, "none", "other_problem" or "no_answer"
     config.collaboration = ConfigDict(
         dict(
-            prompts="math_toy", context=256, max_tokens=48, votes=5, debaters=3, rounds=2, experts=3,
-            vote_temperature=0.7, control="none",
+            prompts="math_toy", context=256, max_tokens=48, votes=5, debaters=3, rounds=2,
+            experts=3, vote_temperature=0.7, control="none",
         )
     )  # fmt: skip
     # the frozen Actor. kind: "none"; "policy" of a checkpoint ("" for the one of `model`) with

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from mas_jax.records import FailureKind, Sample, SampleKey, Stop, StopReason, WorldError
+from mas_jax.sampling import policies as policies_module
 from mas_jax.sampling.api_budget import Counts
 from mas_jax.sampling.api_request import Completion
 from mas_jax.sampling.policies import (
@@ -74,6 +75,15 @@ def test_what_one_run_computed_the_next_one_reads(tmp_path):
     assert (first.calls, second.calls) == (1, 0)
     ask(Remembering(second, {"weights": "other"}, tmp_path), [(7, 8)])
     assert second.calls == 1
+
+
+def test_what_was_not_asked_for_longest_is_forgotten_first(monkeypatch):
+    monkeypatch.setattr(policies_module, "MOST_KNOWN", 2)
+    own = Counting()
+    remembering = Remembering(own, {}, None)
+    for token in (1, 2, 1, 3, 1, 2):  # 3 takes the place of 2, and 2 is asked for again
+        ask(remembering, [(token,)])
+    assert own.calls == 4
 
 
 def test_a_failure_is_not_remembered_and_the_next_one_in_line_asks():

@@ -17,6 +17,8 @@ from mas_jax.sampling import api_cache
 from mas_jax.sampling.api_budget import Counts
 from mas_jax.sampling.api_request import Message
 
+MOST_KNOWN = 4096  # continuations in memory: of 2,048 tokens each, half a gigabyte
+
 
 class Sampler(Protocol):
     """What draws from one policy, such as `Replicas`."""
@@ -35,7 +37,8 @@ class Remembering:
     """A frozen policy whose greedy continuations are computed once.
 
     identity: JSON values of everything that decides them beside the request (weights, precision).
-    directory: where they are kept for later runs; None for this process alone.
+    directory: where they are kept for later runs; None for this process alone, of which the
+    MOST_KNOWN that were asked for last are known.
     """
 
     def __init__(
@@ -79,15 +82,24 @@ class Remembering:
         return [found] * n
 
     def _recall(self, name: str, fields: Mapping[str, object]) -> Sample | None:
-        if name not in self._known and self._directory is not None:
+        found = self._known.pop(name, None)
+        if found is None and self._directory is not None:
             stored = api_cache.read(self._directory, fields)
             if stored is not None:
                 stop = StopReason(stored["stop_reason"])
-                self._known[name] = Sample(tuple(stored["tokens"]), tuple(stored["logprobs"]), stop)
-        return self._known.get(name)
+                found = Sample(tuple(stored["tokens"]), tuple(stored["logprobs"]), stop)
+        if found is not None:
+            self._know(name, found)
+        return found
+
+    def _know(self, name: str, found: Sample) -> None:
+        """Puts a continuation behind all others, the first of which is forgotten if need be."""
+        self._known[name] = found
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
 
     def _keep(self, name: str, fields: Mapping[str, object], found: Sample) -> None:
-        self._known[name] = found
+        self._know(name, found)
         if self._directory is not None:
             api_cache.write(self._directory, fields, dataclasses.asdict(found))
 
