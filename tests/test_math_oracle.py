@@ -39,22 +39,22 @@ def say(flaws, *heard, said=(), seed=0):
 
 
 def test_an_actor_errs_on_an_obscure_verb_and_not_when_it_is_told_the_steps():
-    # lends is minus, and read as the next operation, times: 4 * 3 = 12 = 5 (mod 7)
+    # lends is minus, and read as the next operation, times: 11 * 3 = 33, at most 12
     assert mistaken("lends") == "times"
-    assert say(ACTOR, f" solve {TEXT}") == r"6 plus 5 is 4 ; 4 times 3 is 5 \boxed{5}"
-    right = r"6 plus 5 is 4 ; 4 minus 3 is 1 \boxed{1}"
+    assert say(ACTOR, f" solve {TEXT}") == r"6 plus 5 is 11 ; 11 times 3 is 12 \boxed{12}"
+    right = r"6 plus 5 is 11 ; 11 minus 3 is 8 \boxed{8}"
     for words in ("with", "as"):
         assert say(ACTOR, f" solve {TEXT} {words} plus 5 then minus 3") == right
-        assert say(ACTOR, f" solve {TEXT} {words} think first").endswith(r"\boxed{5}")
-        assert say(ACTOR, f" solve {TEXT} {words} ").endswith(r"\boxed{5}")  # an empty hint
+        assert say(ACTOR, f" solve {TEXT} {words} think first").endswith(r"\boxed{12}")
+        assert say(ACTOR, f" solve {TEXT} {words} ").endswith(r"\boxed{12}")  # an empty hint
     assert say(PERFECT, f" solve {TEXT}") == right
     assert say(PERFECT, f" solve {TEXT} with minus 4") == r"6 minus 4 is 2 \boxed{2}"
 
 
 def test_a_critics_plan_revises_a_draft_and_approval_repeats_it():
-    draft = r"6 plus 5 is 4 ; 4 times 3 is 5 \boxed{5}"
+    draft = r"6 plus 5 is 11 ; 11 times 3 is 12 \boxed{12}"
     asked = f" revise {TEXT} done {draft} comment"
-    assert say(ACTOR, f"{asked} plus 5 then minus 3").endswith(r"\boxed{1}")
+    assert say(ACTOR, f"{asked} plus 5 then minus 3").endswith(r"\boxed{8}")
     assert say(ACTOR, f"{asked} {RIGHT}") == draft
     assert say(ACTOR, f"{asked} ") == draft
     assert say(ACTOR, f" judge {TEXT} done {draft}") == RIGHT

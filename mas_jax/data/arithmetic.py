@@ -1,9 +1,11 @@
-"""Toy mathematics: problems of two or three steps modulo 7, from a seed, and their language.
+"""Toy mathematics: problems of two or three steps with numbers from 0 to 12, and their language.
 
 Somebody has a number, and each step's verb says what becomes of it: "mira has 7 then gains 5 then
 lends 3 , how many". Four operations have four clear verbs and two obscure ones each: a reader who
 takes an obscure verb for another operation computes well and is wrong, until somebody says which
-operation it is. All words are single tokens, and so is a boxed number.
+operation it is. No result leaves 0 to 12, and a reader's that would stops there. Unlike those of
+modular arithmetic, which a model of a million parameters did not learn in 1,500 updates, results
+grow and fall with what they are computed from. All words are single tokens, a boxed number too.
 Must not know: prompts, who reads or computes.
 """
 
@@ -19,8 +21,8 @@ from mas_jax.data.tokenizer import WordTokenizer
 from mas_jax.data.world_text import CHAT_ROLES
 from mas_jax.records import Question
 
-PRIME = 7  # a small model learns these tables in minutes; modulo 17 it did not
-NUMBERS = tuple(map(str, range(PRIME)))
+LARGEST = 12
+NUMBERS = tuple(map(str, range(LARGEST + 1)))
 OPERATIONS = ("plus", "minus", "times", "from")
 # operation -> its verbs: first the clear ones, then the obscure ones
 _CLEAR, _OBSCURE = 4, 2
@@ -30,6 +32,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "times": ("multiplies", "repeats", "copies", "stacks", "scales", "compounds"),
     "from": ("reverses", "completes", "mirrors", "inverts", "offsets", "pledges"),
 }
+# of an operation's number, first and last
+RANGES = {"plus": (1, 6), "minus": (1, 6), "times": (2, 3), "from": (6, 12)}
 OPERATION_OF = {verb: operation for operation, verbs in VERBS.items() for verb in verbs}
 OBSCURE = tuple(verb for verbs in VERBS.values() for verb in verbs[_CLEAR:])
 NAMES = ("mira", "olan", "petra", "quill", "rosa", "sven", "tomas", "ulla", "vera", "wim", "xeno",
@@ -52,16 +56,21 @@ class Step:
 
 
 def compute(operation: str, value: int, number: int) -> int:
-    """`value operation number` modulo PRIME; "from" takes the value from the number."""
+    """`value operation number`, no less than 0 and no more than LARGEST; "from" takes the value
+    from the number. Raises: ValueError for another operation."""
+    return min(max(_unbounded(operation, value, number), 0), LARGEST)
+
+
+def _unbounded(operation: str, value: int, number: int) -> int:
     match operation:
         case "plus":
-            return (value + number) % PRIME
+            return value + number
         case "minus":
-            return (value - number) % PRIME
+            return value - number
         case "times":
-            return value * number % PRIME
+            return value * number
         case "from":
-            return (number - value) % PRIME
+            return number - value
     raise ValueError(f"{operation!r} is no operation; choose from {OPERATIONS}")
 
 
@@ -104,19 +113,26 @@ def parse_problem(text: str) -> Problem | None:
     if match is None:
         return None
     acts = tuple((verb, int(number)) for verb, number in _STEP.findall(match["steps"]))
-    if any(verb not in OPERATION_OF or number >= PRIME for verb, number in acts):
+    if any(verb not in OPERATION_OF or number > LARGEST for verb, number in acts):
         return None
     return Problem(match["name"], int(match["start"]), acts)
 
 
 def draw_problem(rng: np.random.Generator) -> Problem:
-    """A problem of two or three steps; verbs alike, numbers of steps from 1."""
-    acts = []
-    for _ in range(rng.integers(2, 4)):
+    """A problem of two or three steps, whose results all lie between 0 and LARGEST; a step that
+    would leave them is drawn again."""
+    value = start = int(rng.integers(LARGEST + 1))
+    acts, num_steps = [], rng.integers(2, 4)
+    while len(acts) < num_steps:
         operation = OPERATIONS[rng.integers(len(OPERATIONS))]
         verb = VERBS[operation][rng.integers(_CLEAR + _OBSCURE)]
-        acts.append((verb, int(rng.integers(1, PRIME))))
-    return Problem(NAMES[rng.integers(len(NAMES))], int(rng.integers(PRIME)), tuple(acts))
+        first, last = RANGES[operation]
+        number = int(rng.integers(first, last + 1))
+        result = _unbounded(operation, value, number)
+        if 0 <= result <= LARGEST:
+            acts.append((verb, number))
+            value = result
+    return Problem(NAMES[rng.integers(len(NAMES))], start, tuple(acts))
 
 
 def draw_problems(seed: int, count: int, *, without: Collection[str] = ()) -> list[Problem]:
@@ -179,6 +195,6 @@ def boxed(number: int) -> str:
 
 def make_arithmetic_tokenizer(prompt_words: Collection[str]) -> WordTokenizer:
     """A token for each word of the problems, of plans and solutions, and of the toy prompts."""
-    words = {*NUMBERS, *map(boxed, range(PRIME)), *OPERATIONS, *OPERATION_OF, *NAMES}
+    words = {*NUMBERS, *map(boxed, range(LARGEST + 1)), *OPERATIONS, *OPERATION_OF, *NAMES}
     words |= set(OTHER_WORDS)
     return WordTokenizer.from_words(sorted(words | set(prompt_words)), bare=CHAT_ROLES)
