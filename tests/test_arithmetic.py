@@ -64,11 +64,12 @@ def test_problems_can_be_kept_from_a_set_of_texts():
     assert not first & {problem.text for problem in draw_problems(1, 20, without=first)}
 
 
-def test_verbs_and_operations_are_drawn_alike():
+def test_verbs_of_an_operation_are_drawn_alike_and_numbers_of_its_range():
     steps = [act for problem in draw_problems(0, 2000) for act in problem.acts]
     verbs = [verb for verb, _ in steps]
-    counts = np.unique(verbs, return_counts=True)[1]
-    assert len(counts) == 24 and counts.max() < 2.5 * counts.min()
+    for own in arithmetic.VERBS.values():
+        counts = [verbs.count(verb) for verb in own]
+        assert 100 < max(counts) < 1.5 * min(counts)
     obscure = np.mean([verb in OBSCURE for verb in verbs])
     assert 0.31 < obscure < 0.36  # 8 of 24
     for operation, (first, last) in RANGES.items():
