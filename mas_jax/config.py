@@ -72,14 +72,17 @@ def default_config() -> ConfigDict:
     config.mesh = ConfigDict(dict(data=1, fsdp=1, tensor=1))
     # data/world.py; families: whose questions are played, () for all
     config.world = ConfigDict(dict(seed=0, closed_share=0.3, train=640, held_out=80, families=()))
+    config.arithmetic = ConfigDict(dict(seed=0, train=1000, held_out=200))  # data/arithmetic.py
     # real questions: JSONL files, each of the dataset that it is named for, or directories that
     # data/tfds_questions.py wrote, and what searches their passages: a corpus (with an index that
     # launch/build_index.py made, or "" to make one at the start), or a server. Without test
     # questions the toy world is played in.
+    # subject: "facts", which are searched for, or "mathematics", for teams of agents/topology.py,
+    # whose toy problems are those of data/arithmetic.py
     config.data = ConfigDict(
         dict(
-            train=(), weights=(), validation=(), test=(), corpus="", index="", server="",
-            dialect="search-r1",
+            subject="facts", train=(), weights=(), validation=(), test=(), corpus="", index="",
+            server="", dialect="search-r1",
         )
     )  # fmt: skip
     # retrieval/encoder.py EncoderConfig; a directory, "package:minilm", or "hashed", the toy's
@@ -148,6 +151,28 @@ def default_config() -> ConfigDict:
             max_tokens=256, max_chars=24_000, base_url="", key_variable="", model="", cache="",
         )
     )  # fmt: skip
+    # agents/topology.py Sizes, and how the Collaborator speaks: agents/speaker.py Voice; a prompt
+    # beyond context less max_tokens is the outcome "context". prompts: "math", "math_toy" or a
+    # folder; vote_temperature: of the Actor's members of a vote or debate; control: what evaluation
+    # makes of the Collaborator's words, "none", "other_problem" or "no_answer"
+    config.collaboration = ConfigDict(
+        dict(
+            prompts="math_toy", context=256, max_tokens=48, votes=5, debaters=3, rounds=2,
+            experts=3, vote_temperature=0.7, control="none",
+        )
+    )  # fmt: skip
+    # the frozen Actor. kind: "none"; "policy" of a checkpoint ("" for the one of `model`) with
+    # engines of its own; "api", as for the judge. remember: a directory for its greedy
+    # continuations, "" for this process alone
+    config.actor = ConfigDict(
+        dict(
+            kind="none", checkpoint="", dtype="float32", template="toy", temperature=0.0, top_p=1.0,
+            top_k=0, context=256, max_tokens=48, remember="",
+            engine=config.engine.copy_and_resolve_references(),
+            base_url="", key_variable="", model="", cache="", concurrency=16, timeout_s=120.0,
+            retries=5,
+        )
+    )  # fmt: skip
     # learning/privileged.py: what teachers of rows with view="privileged" read beside the question.
     # protocols: a file of launch/build_protocols.py; fields of agents/protocol.py FIELDS, () for
     # all; form: "json" or "toy"; control: "none", "empty", "shuffled" or "wrong"
@@ -207,6 +232,25 @@ def default_config() -> ConfigDict:
             settings=dict(  # learning/pretrain.py PretrainSettings
                 steps=2000, rows=16, length=256, learning_rate=3e-3, warmup_steps=100,
                 weight_decay=0.05, max_grad_norm=1.0, chunk=1024, seed=0,
+            ),
+        )
+    )  # fmt: skip
+    config.math_pretrain = ConfigDict(  # learning/math_policy.py: both toy policies of mathematics
+        dict(
+            preset="toy-1m", seed=101, problems=12_000, held_out=50,
+            teams=("hint", "critic", "roles", "debate"),
+            # agents/math_oracle.py MathFlaws. The Actor reads an obscure verb wrongly nearly
+            # always; the Collaborator less often, but it seldom makes a plan
+            actor=dict(misread_obscure=0.85, plan=0.1, approve=0.8, persuaded=0.8),
+            collaborator=dict(
+                misread_obscure=0.6, misread_any=0.08, skip_step=0.05, plan=0.35, approve=0.3,
+                persuaded=0.4,
+            ),
+            # of the Actor, and of the Collaborator, which goes on from it
+            steps=dict(actor=1000, collaborator=300),
+            settings=dict(  # learning/pretrain.py PretrainSettings
+                rows=12, length=192, learning_rate=3e-3, warmup_steps=50, weight_decay=0.05,
+                max_grad_norm=1.0, chunk=1024, seed=0,
             ),
         )
     )  # fmt: skip
@@ -416,6 +460,40 @@ def sft_then_ppo(config: ConfigDict) -> ConfigDict:
     config = raw_trajectory(config, "runs/protocols_alone.jsonl")
     config.stages = ConfigDict(dict(imitation=config.stages.agent, agent=ppo)).lock()
     config.train.update(dict(stages=("imitation", "agent"), continued=True))
+    return config
+
+
+# --- AgentPO, METHODS 3 --------------------------------------------------------------------------
+
+
+AGENTPO_LOSSES = {
+    # the authors' script: a mean over tokens, no KL
+    "script": dict(aggregation="token", kl_coef=0.0),
+    # the paper's formula: a mean over each hint, KL to the start
+    "paper": dict(aggregation="sequence", kl_coef=1e-3),
+}
+
+
+def agentpo(config: ConfigDict, *, team: str = "hint", loss: str = "script") -> ConfigDict:
+    """Mathematics by a topology whose Collaborator learns from the team's outcome; the Actor is
+    frozen.
+
+    Raises: ValueError for an unknown loss.
+    """
+    if loss not in AGENTPO_LOSSES:
+        raise ValueError(f"loss={loss!r}; choose from {tuple(AGENTPO_LOSSES)}")
+    row = role(
+        clip_low=0.2, clip_high=0.28, dual_clip=10.0, entropy_coef=0.0, kl_reference="initial",
+        kl_estimator="k3", **AGENTPO_LOSSES[loss],
+    )  # fmt: skip
+    programme = dict(collaborator=row)
+    if team != "solver":  # alone, without an Actor
+        programme["actor"] = role(trained=False)
+    only_stage(config, "agentpo", team=team, sampler="policy", programme=ConfigDict(programme))
+    config.data.subject = "mathematics"
+    config.evaluation.teams = ("actor", team)
+    config.sampling.temperature = 0.0  # evaluated greedily; trained at train.temperature
+    config.train.candidates = 1
     return config
 
 

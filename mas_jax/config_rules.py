@@ -9,13 +9,17 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from mas_jax.collaboration_rules import ACTORS, SUBJECTS, TOPOLOGIES, check_collaboration
+
 TEAMS: dict[str, tuple[str, ...]] = {  # agents/teams.py, with the roles that act in each
     "cascade": ("searcher", "answerer"),
     "hierarchy": ("leader", "searcher", "answerer"),
     "single": ("searcher",),
 }
 SPLITS = ("train", "validation", "test")
-TEMPLATES = ("toy", "qwen-instruct", "qwen3-thinking", "qwen3-not-thinking", "smollm2")
+TEMPLATES = (
+    "toy", "qwen-instruct", "qwen2.5-instruct", "qwen3-thinking", "qwen3-not-thinking", "smollm2",
+)  # fmt: skip
 DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py
 BACKENDS = ("auto", "exact", "scann", "device", "bm25")  # retrieval/index.py, bm25_index.py
 JUDGES = ("oracle", "length", "policy", "api")  # learning/assembly.py make_judge
@@ -71,16 +75,25 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
     for kind in ("searches", "tokens"):
         if min(e.caps[kind], default=1) < 1:
             raise ValueError(f"evaluation.caps.{kind}={e.caps[kind]} must each be at least 1")
+    _check_choice("data.subject", config.data.subject, SUBJECTS)
+    _check_choice("actor.kind", config.actor.kind, ACTORS)
+    _check_choice("actor.template", config.actor.template, TEMPLATES)
+    check_no_secret("actor.base_url", config.actor.base_url)
     for team in e.teams:
-        _check_choice("evaluation.teams", team, TEAMS)
+        _check_choice("evaluation.teams", team, (*TEAMS, *TOPOLOGIES))
         if e.privileged and team != "single":
             raise ValueError(
                 f"evaluation.privileged=True, and evaluation.teams has the {team}, none of whose "
                 "roles reads the question alone; set evaluation.teams=('single',)"
             )
-        _check_budgets(config, team)
         if config.model.stepwise:
             _check_stepwise("evaluation.teams", team)
+        _check_budgets(config, team, where="evaluation.teams")
+        if team in TOPOLOGIES and (*e.caps.searches, *e.caps.tokens):
+            raise ValueError(
+                f"evaluation.caps={dict(e.caps)} are of teams that search, and {team!r} is in "
+                "evaluation.teams; clear the caps"
+            )
     if not t.stages or len(set(t.stages)) < len(t.stages):
         raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
     if t.learning_rates and len(t.learning_rates) != len(t.stages):
@@ -158,15 +171,17 @@ def _check_protocols(config: ConfigDict) -> None:
 
 
 def _check_directories(config: ConfigDict) -> None:
-    for name in ("model", "teacher"):
+    for name in ("model", "teacher", "actor"):
         path = config[name].checkpoint
-        if name == "model" and path.startswith(("package:", "asset:")):
+        if name != "teacher" and path.startswith(("package:", "asset:")):
             continue  # model/packaged.py, learning/assembly.py
         if path and not Path(path).is_dir():
             raise ValueError(
                 f"{name}.checkpoint={path!r} is not a directory; give one with config.json and "
                 "safetensors, or '' for "
-                + ("the shipped toy policy" if name == "model" else "none")
+                + {"model": "the shipped toy policy", "teacher": "none", "actor": "the model's"}[
+                    name
+                ]
             )
     if not config.model.checkpoint and config.model.template != "toy":
         raise ValueError(
@@ -182,7 +197,14 @@ def _check_data(config: ConfigDict) -> None:
     _check_backend(config)
     if not any((*d.train, *d.validation, *d.test, d.corpus, d.index, d.server)):
         return
-    if not d.test or bool(d.corpus) == bool(d.server):
+    if d.subject == "mathematics":
+        if d.corpus or d.index or d.server or not d.test:
+            raise ValueError(
+                f"data.subject='mathematics' with data.test={d.test}, corpus={d.corpus!r}, "
+                f"index={d.index!r}, server={d.server!r}: nobody searches; clear the last three, "
+                "and name test files or none at all"
+            )
+    elif not d.test or bool(d.corpus) == bool(d.server):
         raise ValueError(
             f"data.test={d.test}, data.corpus={d.corpus!r} and data.server={d.server!r}: real "
             "questions need test files, and a corpus or a server; clear all for the toy world"
@@ -215,7 +237,16 @@ def _check_backend(config: ConfigDict) -> None:
         )
 
 
-def _check_budgets(config: ConfigDict, team: str) -> None:
+def _check_budgets(config: ConfigDict, team: str, *, where: str) -> None:
+    """What a team is played with fits its subject, and its conversations the engine."""
+    if (config.data.subject == "mathematics") != (team in TOPOLOGIES):
+        raise ValueError(
+            f"{where}={team!r} and data.subject={config.data.subject!r}: {tuple(TEAMS)} search for "
+            f"facts, {tuple(TOPOLOGIES)} solve mathematics; change one of the two"
+        )
+    if team in TOPOLOGIES:
+        check_collaboration(config, team, where=where)
+        return
     budgets, longest = config.budgets[team], max(config.sampling.max_tokens.values())
     if budgets.context > config.engine.context:
         raise ValueError(
@@ -232,15 +263,17 @@ def _check_budgets(config: ConfigDict, team: str) -> None:
 def _check_stage(config: ConfigDict, name: str) -> None:
     """Team, sampler and length of a stage, and whether its rows fit them."""
     stage, t, where = config.stages[name], config.train, f"stages.{name}"
-    _check_choice(f"{where}.team", stage.team, TEAMS)
+    _check_choice(f"{where}.team", stage.team, (*TEAMS, *TOPOLOGIES))
     _check_choice(f"{where}.sampler", stage.sampler, SAMPLERS)
     if config.model.stepwise:
         _check_stepwise(where, stage.team, stage.sampler)
-    _check_budgets(config, stage.team)
-    context = config.budgets[stage.team].context
+    _check_budgets(config, stage.team, where=f"{where}.team")
+    is_searching = stage.team in TEAMS
+    section = f"budgets.{stage.team}" if is_searching else "collaboration"
+    context = (config.budgets[stage.team] if is_searching else config.collaboration).context
     if t.row_length < context:
         raise ValueError(
-            f"train.row_length={t.row_length} is below budgets.{stage.team}.context={context}, so "
+            f"train.row_length={t.row_length} is below {section}.context={context}, so "
             "longer traces would be left out; raise row_length or lower the context"
         )
     if stage.steps < 1:
@@ -260,11 +293,21 @@ def _check_stage(config: ConfigDict, name: str) -> None:
             f"{where}.sampler='trajectories' says what one agent says, and the team is the "
             f"{stage.team}; set team='single'"
         )
-    wanted, given = set(TEAMS[stage.team]), set(stage.programme)
+    wanted, given = set((TEAMS | TOPOLOGIES)[stage.team]), set(stage.programme)
     if wanted != given:
         raise ValueError(
             f"{where}.programme has rows for {sorted(given)} and its team, the {stage.team}, acts "
             f"as {sorted(wanted)}; give exactly these"
+        )
+    if "actor" in stage.programme and stage.programme.actor.trained:
+        raise ValueError(
+            f"{where}.programme.actor.trained=True: the Actor is another policy, which no update "
+            "reaches; set False, or team='solver' with model.checkpoint the Actor's"
+        )
+    if "collaborator" in wanted and stage.sampler == "oracle":
+        raise ValueError(
+            f"{where}.sampler='oracle' searches for facts, and the team {stage.team!r} does not; "
+            "set 'policy'"
         )
     if any(row.trained and row.behaviour == "judge" for row in stage.programme.values()):
         _check_judge(config, stage, where=where)

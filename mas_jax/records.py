@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 
 # owner ids of tokens: 0 is nobody's (template, instructions, tool results, other agents' words)
 NOBODY = 0
-ROLES = {"leader": 1, "searcher": 2, "answerer": 3}
+ROLES = {"leader": 1, "searcher": 2, "answerer": 3, "collaborator": 4, "actor": 5}
+UNTOLD = -1  # stands for each token of an endpoint, which counts them and tells no ids
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,25 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What an endpoint answered to a conversation: its text, "" where it declined, and the tokens
+    that it counted."""
+
+    text: str
+    input_tokens: int
+    output_tokens: int
+    stop_reason: StopReason
+    is_refused: bool = False
+
+
+@dataclass(frozen=True)
 class Turn:
     """One generation inside a trace: tokens [start, end), what it did, and why it ended.
 
     action: "search", "report", "assign", "select", "answer", or "invalid" for a reason.
     query, found: of a search, what was asked and the ids of the passages that came back, best
     first; none after a failure. dropped: of a stepwise agent's turn, entries of the history that
-    its prompt left out; None of others.
+    its prompt left out; None of others. text: what an endpoint said, whose tokens are UNTOLD.
     """
 
     start: int
@@ -131,6 +144,7 @@ class Turn:
     query: str = ""
     found: tuple[str, ...] = ()
     dropped: int | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def make_credited(tokens, owners, *, role="searcher", advantage=0.0, reward=0.0,
     trace = Trace(
         tokens=tuple(tokens), owners=tuple(owners),
         logprobs=tuple(-0.5 * bool(owner) for owner in owners), question="q", rollout=0, role=role,
-        path=role, policy="p", turns=(),
+        path=role, policy="student", turns=(),
     )  # fmt: skip
     return Credited(trace, reward, advantage, is_dropped)
 

@@ -17,7 +17,7 @@ from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Budgets, Sampling
 from mas_jax.agents.teams import PLAYS
 from mas_jax.config import cascade_programme, default_config, only_stage, role, single_agent
-from mas_jax.config_rules import BACKENDS, DIALECTS, REMATS, SCHEDULES, TEAMS, validate
+from mas_jax.config_rules import BACKENDS, DIALECTS, REMATS, SCHEDULES, TEAMS, TOPOLOGIES, validate
 from mas_jax.config_rules import TEMPLATES as TEMPLATE_NAMES
 from mas_jax.learning import loop, update
 from mas_jax.learning.alarms import AlarmSettings
@@ -49,6 +49,8 @@ def with_checkpoint(config, directory):
         config.teacher.checkpoint = str(directory)
     records = directory / "protocols.jsonl"
     records.touch()
+    if config.actor.checkpoint:
+        config.actor.checkpoint = str(directory)
     if config.privileged.protocols:
         config.privileged.protocols = str(records)
     if config.trajectories:
@@ -63,7 +65,8 @@ def with_checkpoint(config, directory):
 def test_every_config_is_valid_and_imports_nothing_else(name, tmp_path):
     config = with_checkpoint(load(name).get_config(), tmp_path)
     validate(config)
-    check_settings(EngineSettings(**config.engine))
+    for engine in (config.engine, config.actor.engine):
+        check_settings(EngineSettings(**engine))
     for stage in config.train.stages:
         programme = make_programme(config.stages[stage].programme.to_dict())
         assert any(row.learns for row in programme.values())
@@ -186,7 +189,7 @@ def test_every_section_holds_the_arguments_of_what_it_is_for():
 
 
 def test_the_names_to_choose_from_are_those_that_exist():
-    assert set(PLAYS) == set(TEAMS)
+    assert set(PLAYS) == {*TEAMS, *TOPOLOGIES}
     assert set(TEMPLATES) == set(TEMPLATE_NAMES)
     assert set(update.SCHEDULES) == set(SCHEDULES)
     assert set(qwen3.REMAT_POLICIES) == set(REMATS)

@@ -177,4 +177,4 @@ def test_the_shipped_policy_is_small_and_of_this_world():
     assert record["world"] == scene.world.fingerprint
     assert record["tokenizer"] == scene.tokenizer.fingerprint
     assert record["pretrain"] == json.loads(config.pretrain.to_json_best_effort())
-    assembly.check_chat(config, scene.chat, directory)
+    assembly.check_chat(scene.chat, directory)

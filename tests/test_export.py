@@ -83,8 +83,7 @@ def test_tokenizer_and_chat_template_go_with_it(exported, start):
     assert theirs.encode(text, add_special_tokens=False) == scene.tokenizer.encode(text)
     rendered = hf_render(theirs)([{"role": "user", "content": text}])
     assert scene.chat.message("user", text) + scene.chat.answer == tuple(rendered)
-    config = small_config(start, model__checkpoint=str(exported))
-    assembly.check_chat(config, scene.chat, exported)
+    assembly.check_chat(scene.chat, exported)
 
 
 def test_any_step_and_the_best_one_can_be_named(stage, start, tmp_path):

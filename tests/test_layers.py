@@ -12,6 +12,7 @@ PACKAGE = ROOT / "mas_jax"
 
 # lowest first; a module imports from strictly lower layers and from its own package
 LAYERS = [
+    {"collaboration_rules"},
     {"config_rules", "files", "records", "metrics"},
     {"config"},
     {"data", "model"},
@@ -25,6 +26,7 @@ LAYERS = [
 # host-side parts: no jax, directly or through what they import
 JAX_FREE = [
     "config",
+    "collaboration_rules",
     "config_rules",
     "files",
     "records",
@@ -38,6 +40,7 @@ JAX_FREE = [
     "retrieval.server",
     "retrieval.client",
     "sampling.api",
+    "sampling.policies",
     "sampling.pages",
     "agents",
     "evaluation",

@@ -7,6 +7,7 @@ Must not know: which role does what, failures of the world (they pass through).
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from mas_jax.agents.actions import Action, Invalid, closing_tags, parse
 from mas_jax.agents.chat import Conversation, Strand
@@ -22,6 +23,9 @@ from mas_jax.records import (
     StopReason,
     Trace,
 )
+
+if TYPE_CHECKING:
+    from mas_jax.agents.speaker import Speaker
 
 # roles whose generations are turns
 _PAYING = ("leader", "searcher")
@@ -47,7 +51,7 @@ class Play:
     ) -> None:
         self.question, self.rollout = question, rollout
         self.team, self.world, self.run = team, world, run
-        self.agents: list[Agent] = []
+        self.agents: list[Agent | Speaker] = []
         self.turns_used = 0
         self.tokens_used = 0
         self.num_searches = 0
@@ -90,6 +94,36 @@ class Play:
     def traces(self) -> tuple[Trace, ...]:
         """Everything generated so far, in the order in which the agents were created."""
         return tuple(trace for agent in self.agents for trace in agent.traces())
+
+    def key(self, path: str, turn: int) -> SampleKey:
+        """What the randomness of an agent's generation depends on."""
+        run = self.run
+        return SampleKey(
+            seed=run.seed,
+            purpose=run.purpose,
+            step=run.step,
+            question=self.question.uid,
+            rollout=self.rollout,
+            path=path,
+            turn=turn,
+        )
+
+    def trace(
+        self, strand: Strand, *, role: str, path: str, policy: str, candidate: int = 0
+    ) -> Trace:
+        """A strand of this episode as a Trace."""
+        return Trace(
+            tokens=tuple(strand.tokens),
+            owners=tuple(strand.owners),
+            logprobs=tuple(strand.logprobs),
+            question=self.question.uid,
+            rollout=self.rollout,
+            role=role,
+            path=path,
+            policy=policy,
+            turns=tuple(strand.turns),
+            candidate=candidate,
+        )
 
     async def look_up(self, query: str) -> tuple[Message, tuple[str, ...]]:
         """Runs one query; the observation that shows its passages, or that it failed, and the ids
@@ -165,20 +199,12 @@ class Agent:
 
         path: of the sampling key. Costs a turn if the role pays for its generations.
         """
-        team, run = self.play.team, self.play.run
+        team = self.play.team
         prompt = self.conversation.prompt()
         room = team.budgets.context - len(prompt)
         if room <= 0:
             return None
-        key = SampleKey(
-            seed=run.seed,
-            purpose=run.purpose,
-            step=run.step,
-            question=self.play.question.uid,
-            rollout=self.play.rollout,
-            path=path,
-            turn=self.num_generations,
-        )
+        key = self.play.key(path, self.num_generations)
         self.num_generations += 1
         self.play.turns_used += self.role in _PAYING
         samples = await self.play.world.sample(
@@ -236,16 +262,11 @@ class Agent:
     def traces(self) -> list[Trace]:
         """One Trace for each strand in which something was generated."""
         return [
-            Trace(
-                tokens=tuple(strand.tokens),
-                owners=tuple(strand.owners),
-                logprobs=tuple(strand.logprobs),
-                question=self.play.question.uid,
-                rollout=self.play.rollout,
+            self.play.trace(
+                strand,
                 role=self.role,
                 path=self.path,
                 policy=self.play.team.policies[self.role],
-                turns=tuple(strand.turns),
                 candidate=self.candidate,
             )
             for strand in self.strands

@@ -37,6 +37,12 @@ class ChatTemplate:
 
 
 INSTRUCT = ChatTemplate("qwen-instruct", separator="\n", after="\n")
+QWEN25 = ChatTemplate(
+    "qwen2.5-instruct",
+    separator="\n",
+    after="\n",
+    opening="You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+)
 THINKING = ChatTemplate("qwen3-thinking", separator="\n", after="\n", drops_thoughts=True)
 NOT_THINKING = ChatTemplate(
     "qwen3-not-thinking",
@@ -53,7 +59,7 @@ SMOLLM2 = ChatTemplate(
     after="\n",
     opening="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
 )
-TEMPLATES = {t.name: t for t in (INSTRUCT, THINKING, NOT_THINKING, TOY, SMOLLM2)}
+TEMPLATES = {t.name: t for t in (INSTRUCT, QWEN25, THINKING, NOT_THINKING, TOY, SMOLLM2)}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ policy are ordinary episodes. An exception of our own code is neither: it propag
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mas_jax.agents.agent import Play, run_all
@@ -21,6 +21,7 @@ from mas_jax.records import (
     Judgement,
     Passage,
     Question,
+    Reply,
     Sample,
     SampleKey,
     SearchFailure,
@@ -209,7 +210,16 @@ def guarded(world: World) -> World:
             lambda judgement: _check_judgement(judgement, job.path),
         )
 
-    return World(sample, search, reward, judge=None if world.judge is None else judge)
+    async def complete(messages: Sequence[Mapping[str, str]], **request: object) -> Reply:
+        return await _boundary(
+            FailureKind.API, lambda: world.complete(messages, **request), lambda reply: reply
+        )
+
+    return World(
+        sample, search, reward,
+        judge=None if world.judge is None else judge,
+        complete=None if world.complete is None else complete,
+    )  # fmt: skip
 
 
 async def _boundary(

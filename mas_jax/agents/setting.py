@@ -5,9 +5,13 @@ Must not know: what the roles do, engines, devices.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mas_jax.agents.chat import Chat
 from mas_jax.agents.prompts import Prompts, Stepwise
+
+if TYPE_CHECKING:
+    from mas_jax.agents.collaboration import Collaboration
 
 UNCAPPED = 10**9  # more than any episode can use
 
@@ -68,7 +72,8 @@ class Team:
 
     policies: role -> name of its weights. notes: by question, what a single agent reads behind it,
     such as a protocol. stepwise: texts of the history in a single agent's prompts, where each of
-    its turns has a prompt of its own; None for one conversation.
+    its turns has a prompt of its own; None for one conversation. collaboration: of a team that is
+    a topology, which takes the place of chat, prompts, sampling and policies; None for others.
     """
 
     name: str
@@ -79,6 +84,7 @@ class Team:
     policies: Mapping[str, str]
     notes: Mapping[str, str] = field(default_factory=dict)
     stepwise: Stepwise | None = None
+    collaboration: "Collaboration | None" = None
 
 
 @dataclass(frozen=True)
@@ -104,13 +110,16 @@ class World:
     search(queries, k) -> one list of at most k Passages, or a SearchFailure, for each query;
     reward(question, predictions) -> one float for each prediction;
     judge(job, *, key) -> a Judgement of the job's path; a failure of it costs that score, not the
-    episode. Without it nobody's work is judged.
+    episode. Without it nobody's work is judged;
+    complete(messages, *, key, policy, max_tokens, temperature) -> a Reply: of policies that take
+    and give text, where there are any.
     """
 
     sample: Callable[..., Awaitable]
     search: Callable[..., Awaitable]
     reward: Callable[..., Awaitable]
     judge: Callable[..., Awaitable] | None = None
+    complete: Callable[..., Awaitable] | None = None
 
 
 @dataclass(frozen=True)

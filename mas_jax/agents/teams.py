@@ -1,15 +1,18 @@
 """The teams: who works with whom. Each plays one episode and returns the answers' endings.
 
 cascade: Searcher -> Answerer. hierarchy: Leader -> waves of Searchers -> Answerer.
-single: one search agent that answers itself.
+single: one search agent that answers itself. The rest are topologies of a Collaborator and an
+Actor: `topology.py`.
 """
 
 from mas_jax.agents.agent import Play
 from mas_jax.agents.answerer import answer
+from mas_jax.agents.collaboration import play_topology
 from mas_jax.agents.leader import Finding, lead, shown
 from mas_jax.agents.searcher import Ending, report
 from mas_jax.agents.setting import Budgets, Run, Sampling, Team, World
 from mas_jax.agents.single import search_and_answer
+from mas_jax.agents.topology import TOPOLOGIES
 
 __all__ = ["PLAYS", "Budgets", "Run", "Sampling", "Team", "World"]
 
@@ -32,4 +35,9 @@ async def play_single(play: Play) -> list[Ending]:
     return [await search_and_answer(play)]
 
 
-PLAYS = {"cascade": play_cascade, "hierarchy": play_hierarchy, "single": play_single}
+PLAYS = {
+    "cascade": play_cascade,
+    "hierarchy": play_hierarchy,
+    "single": play_single,
+    **dict.fromkeys(TOPOLOGIES, play_topology),
+}

@@ -68,9 +68,9 @@ def _trace_to_json(trace: Trace) -> dict:
 
 
 def _turn_to_json(turn: Turn) -> dict:
-    """The turn's fields; those of a search, or of a history, only where it has them."""
+    """The turn's fields; those of a search, a history or an endpoint only where it has them."""
     fields = {**vars(turn), "stop_reason": turn.stop_reason.value}
-    empty = [name for name in ("query", "found") if not fields[name]]
+    empty = [name for name in ("query", "found", "text") if not fields[name]]
     empty += [] if turn.dropped is not None else ["dropped"]
     return {name: value for name, value in fields.items() if name not in empty}
 

@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +25,16 @@ from mas_jax.agents.chat import TEMPLATES, Chat, check_template, hf_render, make
 from mas_jax.agents.judge import Judge, api_judge, length_judge, oracle_judge, policy_judge
 from mas_jax.agents.prompts import Prompts, load_judge_prompt, load_prompts, load_stepwise
 from mas_jax.agents.setting import Budgets, Sampling, Team
+from mas_jax.agents.setting import World as PlayWorld
+from mas_jax.agents.topology import TOPOLOGIES
 from mas_jax.data import problems
+from mas_jax.data.arithmetic import make_arithmetic
 from mas_jax.data.questions import Mixture, read_jsonl
 from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
 from mas_jax.data.world import World, make_world
 from mas_jax.data.world_questions import FAMILIES
-from mas_jax.learning import hosts
+from mas_jax.learning import collaboration, hosts
+from mas_jax.learning.collaboration import ACTOR_POLICY
 from mas_jax.model import hf, packaged, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.records import Question
@@ -44,6 +48,7 @@ from mas_jax.rewards.exact_match import exact_match
 from mas_jax.sampling.api import Client, Endpoint
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.engine_settings import EngineSettings
+from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
 
 
@@ -53,21 +58,34 @@ class Scene:
 
     questions: by split ("train", "validation", "test"); training: what steps draw from, None
     without training questions. identity: names questions and what searches in records. world: the
-    toy's, None for real questions.
+    toy's, None for real questions and for mathematics. reward: of predictions. actor_chat: the
+    frozen Actor's, None without one that has token ids.
     """
 
     questions: Mapping[str, tuple[Question, ...]]
     training: Mixture | None
     identity: Mapping[str, str]
-    retriever: Retriever | RetrieverClient
+    retriever: "Retriever | RetrieverClient | NoRetriever"
     chat: Chat
     prompts: Prompts
     world: World | None
+    reward: Callable[..., Awaitable]
+    actor_chat: Chat | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the chat."""
         return self.chat.tokenizer
+
+
+class NoRetriever:
+    """Stands where nobody searches."""
+
+    counts: Mapping[str, int] = {}
+
+    async def search(self, queries: list[str], k: int) -> list:
+        """Raises: ValueError; a team that searches plays what has nothing to search in."""
+        raise ValueError(f"{queries} in mathematics, which has no corpus")
 
 
 # a page of Orbax's for every save; a line for every request
@@ -92,12 +110,13 @@ def checkpoint_directory(config: ConfigDict) -> Path:
 
     Raises: FileNotFoundError if the asset is not part of this installation.
     """
-    kind, _, name = config.model.checkpoint.partition(":")
-    if kind == "asset":
-        return asset(name)
-    if config.model.checkpoint:
-        return packaged.resolve(config.model.checkpoint)
-    return asset("toy_policy")
+    return _resolve(config.model.checkpoint or "asset:toy_policy")
+
+
+def _resolve(checkpoint: str) -> Path:
+    """The directory that a checkpoint's name in a config stands for."""
+    kind, _, name = checkpoint.partition(":")
+    return asset(name) if kind == "asset" else packaged.resolve(checkpoint)
 
 
 def asset(name: str) -> Path:
@@ -122,11 +141,11 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     return HFTokenizer(directory)
 
 
-def check_chat(config: ConfigDict, chat: Chat, directory: Path) -> None:
+def check_chat(chat: Chat, directory: Path) -> None:
     """Compares the chat with the checkpoint's own template. Raises: ValueError at a difference."""
     from transformers import AutoTokenizer  # takes seconds to import, and only this needs it
 
-    thinking = {"qwen3-thinking": True, "qwen3-not-thinking": False}.get(config.model.template)
+    thinking = {"qwen3-thinking": True, "qwen3-not-thinking": False}.get(chat.template.name)
     render = hf_render(AutoTokenizer.from_pretrained(str(directory)), thinking=thinking)
     check_template(chat.tokenizer, chat.template, render)
 
@@ -137,14 +156,12 @@ def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     Raises: FileNotFoundError for a missing file; ValueError for one that is not what it should be,
     an index of another corpus or encoder, or a server that does not answer.
     """
-    if not config.data.test:
-        return _toy_scene(config, tokenizer)
     d = config.data
-    sources = {
-        split: tuple(_read_questions(Path(path), split) for path in d[split])
-        for split in ("train", "validation", "test")
-    }
-    questions = {split: tuple(itertools.chain(*found)) for split, found in sources.items()}
+    if d.subject == "mathematics":
+        return _math_scene(config, tokenizer)
+    if not d.test:
+        return _toy_scene(config, tokenizer)
+    questions, training = _questions(config)
     identity = {"questions": _digest(questions)}
     if d.server:
         retriever = RetrieverClient(d.server, dialect=d.dialect)
@@ -154,12 +171,49 @@ def make_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
         identity |= names
     return Scene(
         questions=questions,
-        training=Mixture(sources["train"], d.weights or None) if sources["train"] else None,
+        training=training,
         identity=identity,
         retriever=retriever,
         chat=policy_chat(config, tokenizer),
         prompts=load_prompts(config.model.prompts),
         world=None,
+        reward=exact_match_reward,
+    )
+
+
+def _questions(config: ConfigDict) -> tuple[dict[str, tuple[Question, ...]], Mixture | None]:
+    """The questions of the config's files by split, and what training draws from."""
+    d = config.data
+    sources = {
+        split: tuple(_read_questions(Path(path), split) for path in d[split])
+        for split in ("train", "validation", "test")
+    }
+    training = Mixture(sources["train"], d.weights or None) if sources["train"] else None
+    return {split: tuple(itertools.chain(*found)) for split, found in sources.items()}, training
+
+
+def _math_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
+    """Problems of the config's files, else toy ones; an Actor with token ids has its own chat."""
+    if config.data.test:
+        questions, training = _questions(config)
+        identity = {"questions": _digest(questions)}
+    else:
+        toy = make_arithmetic(**config.arithmetic)
+        questions, training = toy.questions, Mixture((toy.questions["train"],))
+        identity = {"arithmetic": toy.fingerprint}
+    theirs = None
+    if config.actor.kind == "policy":
+        theirs = actor_chat(config, load_tokenizer(actor_directory(config)))
+    return Scene(
+        questions=questions,
+        training=training,
+        identity=identity,
+        retriever=NoRetriever(),
+        chat=policy_chat(config, tokenizer),
+        prompts=load_prompts(config.model.prompts),
+        world=None,
+        reward=collaboration.integer_reward,
+        actor_chat=theirs,
     )
 
 
@@ -208,6 +262,7 @@ def _toy_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
         chat=policy_chat(config, tokenizer),
         prompts=load_prompts(config.model.prompts),
         world=world,
+        reward=exact_match_reward,
     )
 
 
@@ -258,11 +313,21 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
     training: draws as `config.train` says, from the whole distribution, so that log-probs are those
     of what is trained.
     """
-    roles = ("leader", "searcher", "answerer")
     sampling = config.sampling.to_dict()
     if training:
         t = config.train
         sampling |= dict(temperature=t.temperature, top_p=1.0, top_k=0, candidates=t.candidates)
+    if name in TOPOLOGIES:
+        return collaboration.make_team(
+            config, name, Sampling(**sampling),
+            chat=scene.chat, actor_chat=scene.actor_chat, prompts=scene.prompts,
+            others={
+                uid: text
+                for split in scene.questions.values()
+                for uid, text in collaboration.next_problems(split).items()
+            },
+        )  # fmt: skip
+    roles = ("leader", "searcher", "answerer")
     return Team(
         name=name,
         chat=scene.chat,
@@ -272,6 +337,12 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
         policies=dict.fromkeys(roles, config.model.policy),
         stepwise=load_stepwise(config.model.prompts) if config.model.stepwise else None,
     )
+
+
+def actor_directory(config: ConfigDict) -> Path:
+    """The frozen Actor's checkpoint; the starting policy's where it names none."""
+    given = config.actor.checkpoint
+    return _resolve(given) if given else checkpoint_directory(config)
 
 
 def load_params(config: ConfigDict, directory: Path) -> qwen3.Params:
@@ -301,10 +372,68 @@ def sampling_meshes(config: ConfigDict) -> list[jax.sharding.Mesh]:
 
 
 def make_engines(config: ConfigDict, directory: Path, tokenizer: Tokenizer) -> Replicas:
-    """The sampling engines of a checkpoint, one on each mesh of this host.
+    """The sampling engines of a checkpoint as the configured policy, one on each mesh of this host.
 
     Raises: ValueError if the tokenizer has more tokens than the model.
     """
+    settings, meshes = EngineSettings(**config.engine), sampling_meshes(config)
+    name, dtype = config.model.policy, config.model.dtype
+    return _engines(directory, tokenizer, settings, meshes, policy=name, dtype=dtype)
+
+
+def make_policies(config: ConfigDict, directory: Path, tokenizer: Tokenizer) -> Replicas | Policies:
+    """What is sampled from: the engines of the configured policy, and an Actor beside them if the
+    config has one, in engines with pages of their own on the same devices.
+
+    Raises: ValueError as `make_engines`, for a missing key, or for an Actor whose own chat template
+    is another; FileNotFoundError without its checkpoint.
+    """
+    engines = make_engines(config, directory, tokenizer)
+    if config.actor.kind == "none":
+        return engines
+    if config.actor.kind == "api":
+        return collaboration.with_endpoint(config, engines)
+    place = actor_directory(config)
+    theirs = load_tokenizer(place)
+    check_chat(actor_chat(config, theirs), place)
+    settings, dtype = EngineSettings(**config.actor.engine), config.actor.dtype
+    actor = _engines(
+        place, theirs, settings, sampling_meshes(config), policy=ACTOR_POLICY, dtype=dtype
+    )
+    return collaboration.with_frozen(config, engines, actor, weights=weights_digest(place))
+
+
+def actor_chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:
+    """The Actor's template under its tokenizer."""
+    return make_chat(tokenizer, TEMPLATES[config.actor.template])
+
+
+def weights_digest(directory: Path) -> str:
+    """Digest of a checkpoint's weights."""
+    weights = hashlib.blake2b(digest_size=16)
+    for path in sorted(directory.glob("*.safetensors")):
+        weights.update(path.read_bytes())
+    return weights.hexdigest()
+
+
+def make_play_world(
+    scene: Scene, policies: Replicas | Policies, judge: Judge | None = None
+) -> PlayWorld:
+    """What surrounds a team: the policies, what searches, what rewards."""
+    return PlayWorld(
+        policies.sample,
+        scene.retriever.search,
+        scene.reward,
+        judge,
+        complete=policies.complete if isinstance(policies, Policies) else None,
+    )
+
+
+def _engines(
+    directory: Path, tokenizer: Tokenizer, settings: EngineSettings,
+    meshes: Sequence[jax.sharding.Mesh], *, policy: str, dtype: str,
+) -> Replicas:  # fmt: skip
+    """An engine of a checkpoint on each mesh. Raises: as `make_engines`."""
     model = load_config(directory)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
@@ -314,12 +443,10 @@ def make_engines(config: ConfigDict, directory: Path, tokenizer: Tokenizer) -> R
 
     def _engine(mesh: jax.sharding.Mesh) -> Engine:
         shardings = qwen3.param_shardings(model, mesh)
-        _, params = hf.load(directory, dtype=jnp.dtype(config.model.dtype), shardings=shardings)
-        settings = EngineSettings(**config.engine)
-        policy = config.model.policy
+        _, params = hf.load(directory, dtype=jnp.dtype(dtype), shardings=shardings)
         return Engine(model, params, settings, policy=policy, decode=tokenizer.decode, mesh=mesh)
 
-    return Replicas([_engine(mesh) for mesh in sampling_meshes(config)])
+    return Replicas([_engine(mesh) for mesh in meshes])
 
 
 def make_judge(config: ConfigDict, scene: Scene, directory: Path) -> Judge:

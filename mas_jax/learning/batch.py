@@ -22,7 +22,7 @@ from mas_jax.learning.credit import Credited
 from mas_jax.learning.programme import Programme
 from mas_jax.learning.views import View
 from mas_jax.model import sharding
-from mas_jax.records import ROLES, Trace
+from mas_jax.records import ROLES, UNTOLD, Trace
 
 _FIELDS = (
     "tokens_MBT",
@@ -121,8 +121,10 @@ def pack(
     A trace longer than `length` is left out, counted and logged, never cut.
     view_of: what a teacher is shown of a trace, None for nothing, in rows of view_length; a longer
     one is left out like that, and its trace learns without it.
+    Raises: ValueError for traces of two policies, or of an endpoint, in roles that learn.
     """
     learning = [c for c in credited if programme[c.trace.role].learns]
+    _check_one_policy([c.trace for c in learning])
     fitting = [c for c in learning if len(c.trace.tokens) <= length]
     too_long = [c.trace for c in learning if len(c.trace.tokens) > length]
     _log_too_long(too_long, length)
@@ -159,6 +161,17 @@ def pack(
         too_long_views=too_long_views,
     )
     return TokenBatch(**fields), num_micro, stats
+
+
+def _check_one_policy(traces: Sequence[Trace]) -> None:
+    """Raises: ValueError unless all tokens are ids of one policy, whose weights are trained."""
+    policies = sorted({trace.policy for trace in traces})
+    if len(policies) > 1 or any(UNTOLD in trace.tokens for trace in traces):
+        roles = sorted({trace.role for trace in traces})
+        raise ValueError(
+            f"roles {roles} learn and were played by policies {policies}, one of them perhaps an "
+            "endpoint; one policy is trained: set trained=False for what another plays"
+        )
 
 
 def _places(sizes_X: np.ndarray, starts_X: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ Must not know: how the weights were trained.
 
 import asyncio
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -19,7 +18,8 @@ from rich.console import Console
 
 from mas_jax.agents import rollout
 from mas_jax.agents.prompts import load_stepwise
-from mas_jax.agents.setting import Run, World
+from mas_jax.agents.setting import Run
+from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.config_rules import validate
 from mas_jax.evaluation import (
     bootstrap,
@@ -36,9 +36,10 @@ from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import COSTS, EpisodeScore, score_episode
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, cost, hosts
+from mas_jax.learning import assembly, collaboration, cost, hosts
 from mas_jax.learning.privileged import digest, read_texts
 from mas_jax.records import Episode
+from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
 
 
@@ -89,7 +90,7 @@ class Prepared:
     config: ConfigDict
     workdir: Path
     scene: assembly.Scene
-    engines: Replicas
+    engines: Replicas | Policies
     plans: Mapping[System, Plan]
 
     def path(self, system: System) -> Path:
@@ -103,13 +104,10 @@ _ENGINE_KEYS = ("dtype", "calls", "buckets", "page_size", "prefill_blocks", "dec
 
 def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict:
     """What a system's episodes depend on, as JSON values: a resume with other values is refused."""
-    weights = hashlib.blake2b(digest_size=16)
-    for path in sorted(system.directory.glob("*.safetensors")):
-        weights.update(path.read_bytes())
     model = config.model.to_dict()
     del model["checkpoint"], model["stepwise"]
     values = {
-        "weights": weights.hexdigest(),
+        "weights": assembly.weights_digest(system.directory),
         **scene.identity,
         "tokenizer": scene.tokenizer.fingerprint,
         "prompts": dataclasses.asdict(scene.prompts),
@@ -117,13 +115,18 @@ def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict
         "retriever": config.retriever.to_dict(),
         "engine": {key: config.engine[key] for key in _ENGINE_KEYS},
         "mesh": config.mesh.to_dict(),
-        "budgets": config.budgets[system.team].to_dict(),
         "sampling": config.sampling.to_dict(),
         "seed": config.seed,
         **({"notes": digest(_notes(config))} if config.evaluation.privileged else {}),
     }
     if config.model.stepwise:
         values["stepwise"] = dataclasses.asdict(load_stepwise(config.model.prompts))
+    if system.team in TOPOLOGIES:
+        values |= collaboration.settings(config, system.team)
+        if config.actor.kind == "policy":
+            values["actor_weights"] = assembly.weights_digest(assembly.actor_directory(config))
+    else:
+        values["budgets"] = config.budgets[system.team].to_dict()
     return json.loads(json.dumps(values))  # tuples as the records will hold them
 
 
@@ -154,15 +157,15 @@ def prepare(config: ConfigDict, workdir: Path) -> Prepared:
     directory = assembly.checkpoint_directory(config)
     tokenizer = assembly.load_tokenizer(directory)
     scene = assembly.make_scene(config, tokenizer)
-    assembly.check_chat(config, scene.chat, directory)
-    engines = assembly.make_engines(config, directory, tokenizer)
+    assembly.check_chat(scene.chat, directory)
+    engines = assembly.make_policies(config, directory, tokenizer)
     systems = [System(name, name, directory) for name in config.evaluation.teams]
     return prepare_systems(config, workdir, systems, scene, engines)
 
 
 def prepare_systems(
     config: ConfigDict, workdir: Path, systems: Sequence[System], scene: assembly.Scene,
-    engines: Replicas,
+    engines: Replicas | Policies,
 ) -> Prepared:  # fmt: skip
     """An evaluation of these systems on the config's split. Raises: as `prepare`."""
     e = config.evaluation
@@ -188,7 +191,7 @@ def prepare_systems(
 def _player(prepared: Prepared, system: System) -> Play:
     """The `play` function of `evaluation.run.evaluate` for a system, whose weights it loads."""
     config, scene, engines = prepared.config, prepared.scene, prepared.engines
-    world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)
+    world = assembly.make_play_world(scene, engines)
     team = assembly.make_team(_with_caps(config, system), system.team, scene)
     team = dataclasses.replace(team, notes=_notes(config))
     run = Run(seed=config.seed, purpose="eval", step=0)
@@ -202,7 +205,7 @@ def _player(prepared: Prepared, system: System) -> Play:
 
 
 def play_now(
-    config: ConfigDict, scene: assembly.Scene, engines: Replicas, team_name: str,
+    config: ConfigDict, scene: assembly.Scene, engines: Replicas | Policies, team_name: str,
     *, num_questions: int, num_runs: int, step: int,
 ) -> tuple[Plan, list[EpisodeScore]]:  # fmt: skip
     """Plays validation questions with the weights that the engines hold; nothing is recorded.
@@ -213,7 +216,7 @@ def play_now(
     plan = Plan(team_name, questions, num_runs, {})
     share = questions[jax.process_index() :: jax.process_count()]
     jobs = [(question, index) for question in share for index in range(num_runs)]
-    world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)
+    world = assembly.make_play_world(scene, engines)
     team = assembly.make_team(config, team_name, scene)
     run = Run(seed=config.seed, purpose="eval", step=step)
     limits = rollout.Limits(**config.rollout)
@@ -315,10 +318,11 @@ def _follow(prepared: Prepared) -> list[Grid]:
     accelerator_s = _seconds(prepared.workdir)
     for system, plan in prepared.plans.items():
         path, questions = prepared.path(system), {q.uid: q for q in plan.questions}
-        categories[system.name] = [
-            taxonomy.categorise(episode, questions[episode.question], chat=chat)
-            for episode in records_file.read(path, plan)
-        ]
+        if system.team not in TOPOLOGIES:  # of what was searched, reported and selected
+            categories[system.name] = [
+                taxonomy.categorise(episode, questions[episode.question], chat=chat)
+                for episode in records_file.read(path, plan)
+            ]
         entries += ledger.play_entries(
             system.name, records_file.read(path, plan), accelerator_s=accelerator_s[system.name]
         )
@@ -326,7 +330,7 @@ def _follow(prepared: Prepared) -> list[Grid]:
     trained = {directory: cost.of_policy(directory) for directory in
                sorted({system.directory for system in prepared.plans})}  # fmt: skip
     return [
-        taxonomy.grid(categories, title="What became of the episodes"),
+        *([taxonomy.grid(categories, title="What became of the episodes")] if categories else []),
         ledger.grid(
             entries, title="Cost a workflow by role", num_workflows=num_workflows, are_parts=False
         ),

@@ -21,7 +21,6 @@ from rich.console import Console
 from mas_jax.agents.judge import Judge
 from mas_jax.agents.protocol import MARKERS
 from mas_jax.agents.rollout import Limits
-from mas_jax.agents.setting import World
 from mas_jax.agents.tree import Shape
 from mas_jax.config_rules import check_correction, validate
 from mas_jax.data.questions import check_disjoint
@@ -40,6 +39,7 @@ from mas_jax.learning.update import OptimizerSettings
 from mas_jax.learning.workdir import only_run
 from mas_jax.model import hf, qwen3, sharding
 from mas_jax.model.hf_config import load_config
+from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Pipeline:
     workdir: Path
     start_directory: Path
     scene: assembly.Scene
-    engines: Replicas
+    engines: Replicas | Policies
     mesh: jax.sharding.Mesh
     model: qwen3.ModelConfig
     reference: qwen3.Params
@@ -85,7 +85,7 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
     scene = assembly.make_scene(config, tokenizer)
     if scene.world is None:
         check_disjoint(scene.questions)
-    assembly.check_chat(config, scene.chat, directory)
+    assembly.check_chat(scene.chat, directory)
     _check_teacher(config, scene)
     mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
     hosts.introduce(mesh)
@@ -95,7 +95,7 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
         workdir=workdir,
         start_directory=directory,
         scene=scene,
-        engines=assembly.make_engines(config, directory, tokenizer),
+        engines=assembly.make_policies(config, directory, tokenizer),
         mesh=mesh,
         model=model,
         reference=_load(
@@ -153,7 +153,7 @@ def _check_teacher(config: ConfigDict, scene: assembly.Scene) -> None:
     directory = Path(config.teacher.checkpoint)
     tokenizer = assembly.load_tokenizer(directory)
     theirs = assembly.policy_chat(config, tokenizer)
-    assembly.check_chat(config, theirs, directory)
+    assembly.check_chat(theirs, directory)
     knobs = dict(temperature=config.train.temperature)
     check_voices(
         voice(scene.chat, vocab_size=scene.tokenizer.vocab_size, **knobs),
@@ -267,9 +267,9 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         steps=section.steps,
         seed=config.seed,
         questions=playing.questions,
-        world=World(
-            playing.sample, scene.retriever.search, assembly.exact_match_reward,
-            _judge(pipeline, programme),
+        world=dataclasses.replace(
+            assembly.make_play_world(scene, pipeline.engines, _judge(pipeline, programme)),
+            sample=playing.sample,
         ),
         gold=assembly.gold_texts(scene) if has_turn_rewards else {},
         publish=pipeline.engines.set_params,

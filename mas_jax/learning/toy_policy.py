@@ -27,7 +27,7 @@ from mas_jax.agents.protocol_roles import Limits
 from mas_jax.agents.protocol_team import Desk, work_on
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
-from mas_jax.data.tokenizer import make_toy_tokenizer
+from mas_jax.data.tokenizer import WordTokenizer, make_toy_tokenizer
 from mas_jax.learning import assembly
 from mas_jax.learning.pretrain import PretrainSettings, held_out_loss, pretrain
 from mas_jax.model import hf, qwen3, sharding
@@ -140,7 +140,6 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict:
     """
     if out.exists():
         raise FileExistsError(f"{out} exists; remove it or name another directory")
-    start = time.perf_counter()
     tokenizer, p = make_toy_tokenizer(), config.pretrain
     model, params = _start(config)
     scene = assembly.make_scene(config, tokenizer)
@@ -153,9 +152,22 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict:
         )
     ]  # fmt: skip
     held_out = flawed_traces(config, scene, split="validation", count=p.num_held_out, runs=1)
-    tokens = sum(len(trace.tokens) for trace in traces)
-    console.log(f"{len(traces)} traces, {tokens:,} tokens, {time.perf_counter() - start:.0f} s")
+    start_from = dict(model=model, params=params, tokenizer=tokenizer)
+    record = {"world": scene.world.fingerprint, "pretrain": json.loads(p.to_json_best_effort())}
     settings = PretrainSettings(**p.settings)
+    return fit(traces, held_out, settings, out, console, record=record, **start_from)
+
+
+def fit(
+    traces: Sequence[Trace], held_out: Sequence[Trace], settings: PretrainSettings, out: Path,
+    console: Console, *, model: qwen3.ModelConfig, params: qwen3.Params, tokenizer: WordTokenizer,
+    record: dict,
+) -> dict:  # fmt: skip
+    """Trains on traces and writes the policy with its tokenizer to a directory; returns the record
+    with what became of it, which is pretrain.json there."""
+    start = time.perf_counter()
+    tokens = sum(len(trace.tokens) for trace in traces)
+    console.log(f"{len(traces)} traces, {tokens:,} tokens")
     losses = []
 
     def _on_step(step: int, loss: float) -> None:
@@ -173,10 +185,8 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict:
         mesh=sharding.make_mesh(devices=jax.devices()[:1]),
         on_step=_on_step,
     )
-    record = {
-        "world": scene.world.fingerprint,
+    record = record | {
         "tokenizer": tokenizer.fingerprint,
-        "pretrain": json.loads(p.to_json_best_effort()),
         "final_loss": sum(losses[-LOG_EVERY:]) / len(losses[-LOG_EVERY:]),
         "held_out_loss": held_out_loss(params, model, held_out, chunk=settings.chunk),
         "wall_s": time.perf_counter() - start,

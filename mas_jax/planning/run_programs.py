@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from mas_jax.learning.programme import make_programme
 from mas_jax.learning.teachers import Teacher
 from mas_jax.learning.trainer import Trainer
 from mas_jax.model import qwen3, sharding
+from mas_jax.model.hf_config import load_config
 from mas_jax.planning.chips import Slice
 from mas_jax.sampling import calls
 from mas_jax.sampling.engine_settings import EngineSettings
@@ -101,6 +103,38 @@ def fit_mesh(config: ConfigDict, place: Slice) -> ConfigDict:
     return config
 
 
+def actor_model(config: ConfigDict, model: qwen3.ModelConfig) -> qwen3.ModelConfig:
+    """The architecture of a frozen Actor: of its checkpoint if that is there, else of the preset
+    that it is named for, else, without a name, the policy's.
+
+    Raises: ValueError for a name of neither.
+    """
+    given = config.actor.checkpoint
+    if not given:
+        return model
+    if (Path(given) / "config.json").is_file():
+        return load_config(given)
+    name = Path(given).name.lower().removesuffix("-instruct")
+    if name not in qwen3.PRESETS:
+        raise ValueError(
+            f"actor.checkpoint={given!r} is neither a checkpoint nor named for one of "
+            f"{sorted(qwen3.PRESETS)}, so that its memory is not known"
+        )
+    return qwen3.PRESETS[name]
+
+
+def held_by_actor(config: ConfigDict, model: qwen3.ModelConfig, mesh: Mesh) -> dict[str, float]:
+    """Bytes that a frozen Actor's engines hold on each device, beside the policy's on its mesh."""
+    if config.actor.kind != "policy":
+        return {}
+    theirs = dataclasses.replace(actor_model(config, model), value_head=False)
+    args = abstract_engine(theirs, EngineSettings(**config.actor.engine), mesh)
+    return {
+        "the Actor's weights": bytes_on_device(args[0]),
+        "the Actor's page pool": bytes_on_device(args[1]),
+    }
+
+
 def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str) -> Run:
     """The programs of a stage on a slice, whose devices its meshes fill.
 
@@ -139,6 +173,7 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
         name: (lambda name=name: trainer.lower(name, shape, view_length=view_length))
         for name in trainer.program_names
     }
+    held |= held_by_actor(config, model, sampler_mesh)
     if t.drift_frac and not any(name.startswith("score") for name in lower):
         lower[START] = lambda: trainer.lower("score of the policy", shape)
     if trainer.has_critic:

@@ -1,0 +1,56 @@
+"""The rules of settings for teams of a Collaborator and an Actor; `config_rules.py` asks for them.
+
+Must not know: defaults, what is built.
+"""
+
+from ml_collections import ConfigDict
+
+TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
+    "actor": ("actor",),
+    "solver": ("collaborator",),
+    "vote": ("actor",),
+    "hint": ("collaborator", "actor"),
+    "critic": ("collaborator", "actor"),
+    "roles": ("collaborator", "actor"),
+    "evoagent": ("actor",),
+    "mad": ("actor",),
+    "debate": ("collaborator", "actor"),
+    "guided_debate": ("collaborator", "actor"),
+}
+READING = ("critic", "debate")  # whose Collaborator reads what the Actor said
+SUBJECTS = ("facts", "mathematics")
+CONTROLS = ("none", "other_problem", "no_answer")  # agents/collaboration.py
+ACTORS = ("none", "policy", "api")  # learning/assembly.py make_policies
+
+
+def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
+    """A topology has the Actor that it needs, and room for what both of its roles say.
+
+    Raises: ValueError with the values and what to change.
+    """
+    a = config.actor
+    if "actor" in TOPOLOGIES[team] and a.kind == "none":
+        raise ValueError(
+            f"{where}={team!r} has an Actor, and actor.kind='none'; set 'policy' or 'api'"
+        )
+    if a.kind == "api" and not (a.base_url and a.model):
+        raise ValueError(
+            f"actor.kind='api' with base_url={a.base_url!r} and model={a.model!r}; name both"
+        )
+    control = config.collaboration.control
+    if control not in CONTROLS:
+        raise ValueError(f"collaboration.control={control!r}; choose from {CONTROLS}")
+    if control == "other_problem" and team in READING:
+        raise ValueError(
+            f"collaboration.control='other_problem' and {where}={team!r}, whose Collaborator reads "
+            f"solutions of the problem itself; take it out, or set control='no_answer'"
+        )
+    voices = [("collaboration", config.collaboration, "engine", config.engine)]
+    if a.kind == "policy":  # an endpoint sees to its own
+        voices.append(("actor", a, "actor.engine", a.engine))
+    for name, voice, at, engine in voices:
+        if not 0 < voice.max_tokens < voice.context <= engine.context:
+            raise ValueError(
+                f"{name}.max_tokens={voice.max_tokens} must be above 0 and below {name}.context="
+                f"{voice.context}, and that at most {at}.context={engine.context}"
+            )

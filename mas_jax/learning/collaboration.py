@@ -1,0 +1,119 @@
+"""Builds what a config says of a Collaborator and its Actor: team, policies, reward.
+
+Must not know: scenes, how checkpoints are loaded.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from mas_jax.agents.chat import Chat
+from mas_jax.agents.collaboration import Collaboration, load_texts
+from mas_jax.agents.prompts import Prompts
+from mas_jax.agents.setting import Budgets, Sampling, Team
+from mas_jax.agents.speaker import Voice
+from mas_jax.agents.topology import ACTOR, COLLABORATOR, TOPOLOGIES, Sizes, Topology
+from mas_jax.records import Question
+from mas_jax.rewards.integer_answer import extract, integer_match, same_integer
+from mas_jax.sampling.api import Client, Endpoint
+from mas_jax.sampling.policies import Policies, Remembering, endpoint_complete, endpoint_metrics
+from mas_jax.sampling.replicas import Replicas
+
+ACTOR_POLICY = "actor"  # the frozen one's name, in traces and among policies
+
+
+def make_team(
+    config: ConfigDict, name: str, sampling: Sampling, *, chat: Chat, actor_chat: Chat | None,
+    prompts: Prompts, others: Mapping[str, str],
+) -> Team:  # fmt: skip
+    """A team that is a topology: the configured policy as Collaborator, the Actor as itself."""
+    c, a = config.collaboration, config.actor
+    topology = _topology(config, name)
+    drawn = dict(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    voices = {
+        COLLABORATOR: Voice(
+            policy=config.model.policy, chat=chat, max_tokens=c.max_tokens,
+            context=c.context, **drawn,
+        ),
+        ACTOR: Voice(
+            policy=ACTOR_POLICY, chat=actor_chat, max_tokens=a.max_tokens,
+            context=a.context, temperature=a.temperature, top_p=a.top_p, top_k=a.top_k,
+        ),
+    }  # fmt: skip
+    return Team(
+        name=name,
+        chat=chat,
+        prompts=prompts,
+        budgets=Budgets(**config.budgets.single),  # of searching, which no node does
+        sampling=sampling,
+        policies={role: voice.policy for role, voice in voices.items()},
+        collaboration=Collaboration(
+            topology,
+            load_texts(c.prompts, topology),
+            voices,
+            vote_temperature=c.vote_temperature,
+            answer_of=extract,
+            is_same=same_integer,
+            control=c.control,
+            others=others,
+        ),
+    )
+
+
+def _topology(config: ConfigDict, name: str) -> Topology:
+    c = config.collaboration
+    return TOPOLOGIES[name](Sizes(c.votes, c.debaters, c.rounds, c.experts))
+
+
+def next_problems(questions: Sequence[Question]) -> dict[str, str]:
+    """By uid the text of the question after it, the first after the last."""
+    after = (*questions[1:], *questions[:1])
+    return {q.uid: other.text for q, other in zip(questions, after, strict=True)}
+
+
+def settings(config: ConfigDict, name: str) -> dict:
+    """What episodes of a topology depend on beside weights, questions and sampling, as JSON
+    values; not where answers are kept."""
+    c, a = config.collaboration, config.actor.to_dict()
+    topology = _topology(config, name)
+    for key in ("checkpoint", "remember", "cache", "key_variable", "concurrency", "timeout_s",
+                "retries"):  # fmt: skip
+        del a[key]
+    texts = dataclasses.asdict(load_texts(c.prompts, topology))
+    return {"collaboration": c.to_dict(), "actor": a, "prompts": texts}
+
+
+def with_endpoint(config: ConfigDict, engines: Replicas) -> Policies:
+    """The trained policy beside an Actor behind the configured endpoint.
+
+    Raises: ValueError for a bad endpoint or a missing key; ModuleNotFoundError without `[api]`.
+    """
+    a = config.actor
+    endpoint = Endpoint(
+        a.base_url, a.key_variable, concurrency=a.concurrency, timeout_s=a.timeout_s,
+        retries=a.retries,
+    )  # fmt: skip
+    client = Client(endpoint, Path(a.cache) if a.cache else None)
+    return Policies(
+        engines, config.model.policy, {},
+        complete=endpoint_complete(client.complete, model=a.model),
+        endpoint=lambda: endpoint_metrics(client.counts),
+    )  # fmt: skip
+
+
+def with_frozen(
+    config: ConfigDict, engines: Replicas, actor: Replicas, *, weights: str
+) -> Policies:
+    """The trained policy beside a frozen Actor's engines; weights: digest of the Actor's."""
+    a = config.actor
+    identity = {"weights": weights, "dtype": [a.dtype, a.engine.dtype]}
+    remember = Path(a.remember) if a.remember else None
+    frozen = {ACTOR_POLICY: Remembering(actor, identity, remember)}
+    return Policies(engines, config.model.policy, frozen)
+
+
+async def integer_reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
+    """1.0 for every prediction that is a golden answer's integer, else 0.0."""
+    return tuple(integer_match(text, question.golden_answers) for text in predictions)
