@@ -6,7 +6,7 @@ python launch/evaluate.py --config=configs/agentpo_toy.py \
     --config.model.checkpoint=runs/agentpo_toy/agentpo/policy
 
 Another topology: --config=configs/agentpo_toy.py:critic (or roles, debate, guided_debate, solver).
-README has what they printed.
+README has what is measured.
 """
 
 from mas_jax.config import agentpo, default_config

@@ -240,10 +240,11 @@ def default_config() -> ConfigDict:
             preset="toy-1m", seed=101, problems=12_000, held_out=50,
             teams=("hint", "critic", "roles", "debate"),
             # agents/math_oracle.py MathFlaws. The Actor reads an obscure verb wrongly nearly
-            # always; the Collaborator less often, but it seldom makes a plan
+            # always; the Collaborator less often, but it seldom makes a plan. Plans must be right
+            # more often than the Actor alone is, or vague hints are what is learned
             actor=dict(misread_obscure=0.85, plan=0.1, approve=0.8, persuaded=0.8),
             collaborator=dict(
-                misread_obscure=0.6, misread_any=0.08, skip_step=0.05, plan=0.35, approve=0.3,
+                misread_obscure=0.4, misread_any=0.03, skip_step=0.03, plan=0.35, approve=0.3,
                 persuaded=0.4,
             ),
             # of the Actor, and of the Collaborator, which goes on from it
