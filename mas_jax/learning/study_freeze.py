@@ -41,8 +41,10 @@ def describe(cell: Cell) -> dict:
 def _shared() -> dict[str, dict]:
     """What all cells depend on, section by section."""
     caps = {kind: list(values) for kind, values in CAPS.items()}
+    # how toy mathematics' policies are made, which no cell plays; a cell's start is its weights
+    defaults = {k: v for k, v in flat(default_config()).items() if not k.startswith("math_")}
     return {
-        "defaults": flat(default_config()),
+        "defaults": defaults,
         "row": flat(role()),
         "evaluation": {"caps": caps, "capped_runs": CAPPED_RUNS},
         "prompts": {"toy": digest(dataclasses.asdict(load_prompts("toy")))},
