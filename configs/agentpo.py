@@ -13,7 +13,8 @@ server. Gemma, Mistral and mixtures of experts do not load at all (model/hf_conf
 Toy problems unless config.data names others. One TPU v6e-8; hours and accuracy not measured.
 """
 
-from mas_jax.config import agentpo, pod_config
+from mas_jax.config import pod_config
+from mas_jax.config_systems import agentpo
 
 
 def get_config(loss="script"):

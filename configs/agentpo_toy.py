@@ -9,7 +9,8 @@ Another topology: --config=configs/agentpo_toy.py:critic (or roles, debate, guid
 README has what is measured.
 """
 
-from mas_jax.config import agentpo, default_config
+from mas_jax.config import default_config
+from mas_jax.config_systems import agentpo
 
 
 def get_config(team="hint"):

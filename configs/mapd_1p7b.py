@@ -9,7 +9,8 @@ Questions and passages are the toy world's, in the real prompts, unless config.d
 no number of this run compares with a published one.
 """
 
-from mas_jax.config import mapd, pod_config
+from mas_jax.config import pod_config
+from mas_jax.config_systems import mapd
 
 
 def get_config():

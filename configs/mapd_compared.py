@@ -16,12 +16,12 @@ no number of this run compares with a published one.
 
 from functools import partial
 
-from mas_jax.config import (
+from mas_jax.config import pod_config
+from mas_jax.config_systems import (
     ema_branch,
     grpo_opsd,
     logit_matching,
     opsd,
-    pod_config,
     protocol_grpo,
     protocol_one,
     raw_trajectory,

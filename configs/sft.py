@@ -8,7 +8,8 @@ Hours and accuracy not measured.
 The script plays the toy world in the toy prompts; it has no other data to imitate.
 """
 
-from mas_jax.config import pod_config, sft_cascade
+from mas_jax.config import pod_config
+from mas_jax.config_systems import sft_cascade
 
 
 def get_config():

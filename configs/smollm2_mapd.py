@@ -6,7 +6,8 @@ Trains on development questions, the only ones whose decompositions are there: n
 may be compared with a published one.
 """
 
-from mas_jax.config import default_config, mapd, smollm2
+from mas_jax.config import default_config, smollm2
+from mas_jax.config_systems import mapd
 
 
 def get_config():

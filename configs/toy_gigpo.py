@@ -5,7 +5,8 @@ python launch/train.py --config=configs/toy_gigpo.py --workdir=runs/toy_gigpo
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, gigpo
+from mas_jax.config import default_config
+from mas_jax.config_systems import gigpo
 
 
 def get_config():

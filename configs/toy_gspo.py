@@ -5,7 +5,8 @@ python launch/train.py --config=configs/toy_gspo.py --workdir=runs/toy_gspo
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, grpo_cascade
+from mas_jax.config import default_config
+from mas_jax.config_systems import grpo_cascade
 
 
 def get_config():

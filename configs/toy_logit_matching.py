@@ -7,7 +7,8 @@ Two CPU cores; minutes and accuracy not measured. DIR: another toy agent in the 
 such as runs/toy_protocol_grpo/agent/policy of configs/toy_protocol_grpo.py.
 """
 
-from mas_jax.config import default_config, logit_matching
+from mas_jax.config import default_config
+from mas_jax.config_systems import logit_matching
 
 
 def get_config():

@@ -5,7 +5,8 @@ python launch/train.py --config=configs/toy_ppo_cascade.py --workdir=runs/toy_pp
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, ppo_cascade
+from mas_jax.config import default_config
+from mas_jax.config_systems import ppo_cascade
 
 
 def get_config():

@@ -6,7 +6,8 @@ Two CPU cores; minutes and accuracy not measured. The judge knows the world; a w
 --config.judge.accuracy=0.8, or --config.judge.kind=length --config.judge.length_bias=0.5.
 """
 
-from mas_jax.config import default_config, prompted_critic
+from mas_jax.config import default_config
+from mas_jax.config_systems import prompted_critic
 
 
 def get_config():

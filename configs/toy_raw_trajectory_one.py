@@ -7,7 +7,8 @@ Two CPU cores; minutes and accuracy not measured. The file is made by launch/bui
 with --config=configs/toy.py --oracle=plain --alone.
 """
 
-from mas_jax.config import default_config, raw_trajectory
+from mas_jax.config import default_config
+from mas_jax.config_systems import raw_trajectory
 
 
 def get_config():

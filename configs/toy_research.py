@@ -5,7 +5,8 @@ python launch/train.py --config=configs/toy_research.py --workdir=runs/toy_resea
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, research
+from mas_jax.config import default_config
+from mas_jax.config_systems import research
 
 
 def get_config():

@@ -7,7 +7,8 @@ Two CPU cores; minutes and accuracy not measured. The file is made by launch/bui
 with --config=configs/toy.py --oracle=plain.
 """
 
-from mas_jax.config import default_config, sdar
+from mas_jax.config import default_config
+from mas_jax.config_systems import sdar
 
 
 def get_config():

@@ -5,7 +5,8 @@ python launch/train.py --config=configs/toy_search_r1_grpo.py --workdir=runs/toy
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, search_r1_grpo
+from mas_jax.config import default_config
+from mas_jax.config_systems import search_r1_grpo
 
 
 def get_config():

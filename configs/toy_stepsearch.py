@@ -5,7 +5,8 @@ python launch/train.py --config=configs/toy_stepsearch.py --workdir=runs/toy_ste
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, stepsearch
+from mas_jax.config import default_config
+from mas_jax.config_systems import stepsearch
 
 
 def get_config():

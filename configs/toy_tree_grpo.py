@@ -5,9 +5,10 @@ python launch/train.py --config=configs/toy_tree_grpo.py --workdir=runs/toy_tree
 Two CPU cores; minutes and accuracy not measured.
 """
 
-from mas_jax.config import default_config, tree_grpo
+from mas_jax.config import default_config
+from mas_jax.config_systems import tree_grpo
 
 
 def get_config():
-    """METHODS 4.2; names in config.py: train_multihopqa_tree_search.sh of AMAP-ML/Tree-GRPO."""
+    """METHODS 4.2; names in config_systems.py: train_multihopqa_tree_search.sh of AMAP-ML/Tree-GRPO."""
     return tree_grpo(default_config())

@@ -16,9 +16,10 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Budgets, Sampling
 from mas_jax.agents.teams import PLAYS
-from mas_jax.config import cascade_programme, default_config, only_stage, role, single_agent
+from mas_jax.config import cascade_programme, default_config, role
 from mas_jax.config_rules import BACKENDS, DIALECTS, REMATS, SCHEDULES, TEAMS, TOPOLOGIES, validate
 from mas_jax.config_rules import TEMPLATES as TEMPLATE_NAMES
+from mas_jax.config_systems import only_stage, single_agent
 from mas_jax.learning import loop, update
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.pretrain import PretrainSettings
@@ -71,7 +72,9 @@ def test_every_config_is_valid_and_imports_nothing_else(name, tmp_path):
         programme = make_programme(config.stages[stage].programme.to_dict())
         assert any(row.learns for row in programme.values())
     source = CONFIGS[name].read_text()
-    assert "mas_jax" not in source.replace("from mas_jax.config import", "")
+    for part in ("config", "config_systems"):
+        source = source.replace(f"from mas_jax.{part} import", "")
+    assert "mas_jax" not in source
 
 
 @pytest.mark.parametrize("name", CONFIGS)

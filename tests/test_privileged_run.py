@@ -10,7 +10,7 @@ from small_runs import save_start, scene_of, small_config, small_pipeline, writt
 
 from mas_jax.agents import protocol_files, protocol_oracle, protocol_roles
 from mas_jax.agents.protocol_team import Desk
-from mas_jax.config import mapd
+from mas_jax.config_systems import mapd
 from mas_jax.data.questions import of_step
 from mas_jax.learning import kept_episodes, loop, pipeline
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from mas_jax.config import (
+from mas_jax.config_systems import (
     ema_branch,
     grpo_opsd,
     mapd,
@@ -17,7 +17,7 @@ from mas_jax.config import (
     raw_trajectory,
     sdar,
     sft_then_ppo,
-)  # fmt: skip
+)
 from mas_jax.learning.study_cells import Cell, Change, both
 
 START = "protocol"

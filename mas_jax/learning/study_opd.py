@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ml_collections import ConfigDict
 
-from mas_jax.config import (
-    cascade_programme,
+from mas_jax.config import cascade_programme
+from mas_jax.config_systems import (
     gigpo,
     only_stage,
     prompted_critic,

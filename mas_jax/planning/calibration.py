@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from mas_jax.config import pod_config, sft_cascade
+from mas_jax.config import pod_config
+from mas_jax.config_systems import sft_cascade
 from mas_jax.model import qwen3
 from mas_jax.planning import chips, compile_plan, run_programs
 
