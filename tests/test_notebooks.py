@@ -51,7 +51,8 @@ def test_the_text_says_what_the_records_say(name):
     # rows such as | ... `opd` - `no_signal` | ... | +4.1 [1.0, 7.2] | 3 | ... |
     runs = study_report.read(ROOT / "notebooks" / "results", ROOT / "notebooks" / "frozen.json")
     text = (ROOT / "notebooks" / f"{name}.md").read_text()
-    rows = re.findall(r"^\|.*?`(\S+)` - `(\S+)`.*\| ([+-][\d.]+ \[.*?\]) \| (\d+) \|", text, re.M)
+    row = r"^\|.*?`(\S+)` - `(\S+)`.*\| ([+-][\d.]+ \[.*?\]) \| (\d+) \|"
+    rows = re.findall(row, text, re.M)
     for first, second, points, seeds in rows:
         found = records.compare(runs, first, second)
         assert (points, int(seeds)) == (records.shown(found), len(found.seeds)), (first, second)
