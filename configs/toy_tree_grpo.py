@@ -10,5 +10,5 @@ from mas_jax.config_systems import tree_grpo
 
 
 def get_config():
-    """METHODS 4.2; names in config_systems.py: train_multihopqa_tree_search.sh of AMAP-ML/Tree-GRPO."""
+    """METHODS 4.2; names in config_systems.py: train_multihopqa_tree_search.sh of AMAP-ML."""
     return tree_grpo(default_config())
