@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 from absl import app, flags
 
-from mas_jax.config_rules import BACKENDS
+from mas_jax.choices import BACKENDS
 from mas_jax.model import packaged
 from mas_jax.retrieval import server
 from mas_jax.retrieval.bm25_index import Bm25Config, Bm25Retriever

@@ -7,7 +7,7 @@ toy world's, which runs on a laptop. Must not know: what is built from them.
 
 from ml_collections import ConfigDict
 
-from mas_jax.config_rules import TEAMS
+from mas_jax.choices import TEAMS
 
 
 def role(**changes) -> ConfigDict:

@@ -16,9 +16,11 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Budgets, Sampling
 from mas_jax.agents.teams import PLAYS
+from mas_jax.choices import BACKENDS, DIALECTS, REMATS, SCHEDULES, TEAMS
+from mas_jax.choices import TEMPLATES as TEMPLATE_NAMES
+from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.config import cascade_programme, default_config, role
-from mas_jax.config_rules import BACKENDS, DIALECTS, REMATS, SCHEDULES, TEAMS, TOPOLOGIES, validate
-from mas_jax.config_rules import TEMPLATES as TEMPLATE_NAMES
+from mas_jax.config_rules import validate
 from mas_jax.config_systems import only_stage, single_agent
 from mas_jax.learning import loop, update
 from mas_jax.learning.alarms import AlarmSettings

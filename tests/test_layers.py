@@ -12,7 +12,9 @@ PACKAGE = ROOT / "mas_jax"
 
 # lowest first; a module imports from strictly lower layers and from its own package
 LAYERS = [
+    {"choices"},
     {"collaboration_rules"},
+    {"stage_rules"},
     {"config_rules", "files", "records", "metrics"},
     {"config"},
     {"config_systems"},
@@ -28,7 +30,9 @@ LAYERS = [
 JAX_FREE = [
     "config",
     "config_systems",
+    "choices",
     "collaboration_rules",
+    "stage_rules",
     "config_rules",
     "files",
     "records",

@@ -6,7 +6,7 @@ from scripted_team import CharTokenizer
 from mas_jax.agents import chat
 from mas_jax.agents import protocol as protocols
 from mas_jax.agents.chat import Conversation
-from mas_jax.config_rules import CONTROLS, FALLBACKS, FORMS, PROTOCOL_FIELDS
+from mas_jax.choices import CONTROLS, FALLBACKS, FORMS, PROTOCOL_FIELDS
 from mas_jax.learning import privileged
 from mas_jax.learning.privileged import Privilege, describe, texts
 from mas_jax.records import Episode, Sample, StopReason, Trace

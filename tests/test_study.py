@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from mas_jax.choices import TEAMS
 from mas_jax.config import default_config
-from mas_jax.config_rules import TEAMS, validate
+from mas_jax.config_rules import validate
 from mas_jax.evaluation import study as records
 from mas_jax.learning import study_cells, study_freeze, study_grid, study_report
 from mas_jax.learning.study_grid import CELLS

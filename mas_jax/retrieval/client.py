@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import httpx2
 
-from mas_jax.config_rules import check_no_secret
+from mas_jax.choices import check_no_secret
 from mas_jax.records import Passage, SearchFailure
 from mas_jax.retrieval.dialects import DIALECTS, IDENTITY_HEADER, Answer, is_text
 from mas_jax.retrieval.index import MAX_QUERY_CHARS
