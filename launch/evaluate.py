@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     assembly.start_process()
     try:
         prepared = evaluate.prepare(CONFIG.value, Path(WORKDIR.value))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     try:
         evaluate.run(prepared, Console())

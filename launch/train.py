@@ -48,7 +48,7 @@ def _run(console: Console) -> dict[str, Path]:
         prepared = pipeline.prepare(
             CONFIG.value, Path(WORKDIR.value), keep_episodes=KEEP_EPISODES.value
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     try:
         return pipeline.run(prepared, console)

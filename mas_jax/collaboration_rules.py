@@ -5,6 +5,8 @@ Must not know: defaults, what is built.
 
 from ml_collections import ConfigDict
 
+from mas_jax.choices import check_choice
+
 TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
     "actor": ("actor",),
     "solver": ("collaborator",),
@@ -18,6 +20,7 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
     "guided_debate": ("collaborator", "actor"),
 }
 READING = ("critic", "debate")  # whose Collaborator reads what the Actor said
+ALONE = ("solver",)  # whose Collaborator nobody reads
 SUBJECTS = ("facts", "mathematics")
 CONTROLS = ("none", "other_problem", "no_answer")  # agents/collaboration.py
 ACTORS = ("none", "policy", "api")  # learning/assembly.py make_policies
@@ -29,6 +32,8 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
     Raises: ValueError with the values and what to change.
     """
     a = config.actor
+    for name in config.math_pretrain.teams:
+        check_choice("math_pretrain.teams", name, TOPOLOGIES)
     if "actor" in TOPOLOGIES[team] and a.kind == "none":
         raise ValueError(
             f"{where}={team!r} has an Actor, and actor.kind='none'; set 'policy' or 'api'"
@@ -45,6 +50,14 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
             f"collaboration.control='other_problem' and {where}={team!r}, whose Collaborator reads "
             f"solutions of the problem itself; take it out, or set control='no_answer'"
         )
+    if control == "no_answer" and team in ALONE:
+        raise ValueError(
+            f"collaboration.control='no_answer' and {where}={team!r}, whose Collaborator nobody "
+            "reads; take it out, or set control='none'"
+        )
+    for key in ("votes", "debaters", "rounds", "experts"):
+        if config.collaboration[key] < 1:
+            raise ValueError(f"collaboration.{key}={config.collaboration[key]} must be at least 1")
     voices = [("collaboration", config.collaboration, "engine", config.engine)]
     if a.kind == "policy":  # an endpoint sees to its own
         voices.append(("actor", a, "actor.engine", a.engine))

@@ -19,6 +19,7 @@ from mas_jax.rewards.math_sets import (
     is_solved,
     make_job,
     quantity,
+    same_answer,
     second_opinion,
     solution_reward,
 )
@@ -169,6 +170,15 @@ def test_a_hostile_solution_is_rewarded_with_nothing_and_the_others_as_ever():
         solutions = (r"\boxed{5}", r"\boxed{99999999999!}", r"\boxed{x=5}")
         assert asyncio.run(reward(question, solutions)) == (1.0, 0.0, 1.0)
         assert workers.counts == {"jobs": 3, "time": 1}
+
+
+def test_answers_are_one_in_a_vote_by_value_of_numbers_and_by_writing_else():
+    assert same_answer("1,000", "1000.0") and same_answer(r"\dfrac12", r"$\frac{1}{2}$")
+    assert same_answer("(1, 2)", r"\left(1,2\right)") and same_answer("3 cm", "3")
+    assert not same_answer("1/2", "0.5")  # nothing is computed here
+    assert not same_answer("33", "3300") and not same_answer("a", "A")
+    long = "1 a" * 500
+    assert same_answer(long, long) and not same_answer(long, long + ".")
 
 
 def test_disagreements_of_the_graders_are_counted_and_shown(workers):

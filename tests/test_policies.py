@@ -152,4 +152,6 @@ def test_an_endpoints_counts_are_metrics():
     counts = {"a": Counts(requests=3, calls=2, cost=0.5), "b": Counts(requests=1, retries=1)}
     found = endpoint_metrics(counts)
     assert found["requests"] == 4 and found["calls"] == 2 and found["retries"] == 1
-    assert found["cost"] == 0.5
+    assert "cost" not in found  # b has no price, and what it cost is not 0
+    assert endpoint_metrics({"a": counts["a"]})["cost"] == 0.5
+    assert endpoint_metrics({}) == {}

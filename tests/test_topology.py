@@ -177,8 +177,27 @@ def test_a_failure_of_the_world_keeps_what_was_said():
     assert [trace.role for trace in episode.traces] == ["collaborator"]
 
 
-def controlled(control):
-    team = team_of("hint")
+def test_a_thought_that_is_cut_short_is_neither_passed_on_nor_an_answer():
+    said = {("hint", 0): "add <think>it is 5", ("solve", 0): r"<think> maybe \boxed{5}"}
+    episode, cast = play(team_of("hint"), said)
+    assert " with add<|im_end|>" in cast.requests[1][3]
+    assert (episode.outcome, episode.reward) == ("invalid", 0.0)
+    assert episode.traces[1].turns[0].reason == "no answer"
+
+
+def test_a_control_of_words_leaves_the_collaborators_own_vote_as_it_was():
+    """In a debate it answers too: 5 of a1 and a3 against 6, though a2 and a3 do not read a1's."""
+    said = {("a1", 0): "5", ("a2", 0): "6", ("a3", 0): "4", ("a1", 1): "5", ("a2", 1): "6",
+            ("a3", 1): "5"}  # fmt: skip
+    said = {key: rf"\boxed{{{line}}}" for key, line in said.items()}
+    episode, cast = play(controlled("no_answer", "debate"), said)
+    assert episode.predictions == ("5",)
+    read = [text for path, _, _, text in cast.requests if path == "a2"][1]
+    assert r"others \boxed{} | \boxed{4} again" in read
+
+
+def controlled(control, name="hint"):
+    team = team_of(name)
     changed = dataclasses.replace(
         team.collaboration, control=control, others={PROBLEM.uid: "another one"}
     )

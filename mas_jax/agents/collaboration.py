@@ -76,8 +76,9 @@ class Collaboration:
     voices: by role. vote_temperature: of varied nodes. answer_of: the answer in a solution, None
     without one; is_same: whether two answers are one in a vote. control: "none", or how what the
     Collaborator says is made worthless, to see what it was worth: "other_problem", it is shown the
-    problem of `others`, by uid; "no_answer", the Actor reads its words without whatever equals a
-    golden answer, so that no answer can leak.
+    problem of `others`, by uid; "no_answer", others read its words without the golden answers where
+    they stand as they are written, so an answer in other words ("half" of 1/2), or all but its last
+    step, still passes. What it answers itself is read whole.
     """
 
     topology: Topology
@@ -101,9 +102,7 @@ async def play_topology(play: Play) -> list[Ending]:
         words = await run_all(_speak(play, node, speakers[node.speaker], said) for node in nodes)
         if None in words:
             return [Ending("", "context")]
-        said |= {
-            node.name: _passed_on(play, node, text) for node, text in zip(nodes, words, strict=True)
-        }
+        said |= {node.name: text for node, text in zip(nodes, words, strict=True)}
     answers = [c.answer_of(said[name]) for name in topology.answers]
     winner = majority([answer for answer in answers if answer is not None], c.is_same)
     return [Ending("", "invalid") if winner is None else Ending(winner, "answered")]
@@ -111,8 +110,9 @@ async def play_topology(play: Play) -> list[Ending]:
 
 async def _speak(play: Play, node: Node, speaker: Speaker, said: Mapping[str, str]) -> str | None:
     c = play.team.collaboration
+    by_name = {other.name: other for other in c.topology.nodes}
     values = {
-        key: c.texts.separator.join(said[name] for name in names)
+        key: c.texts.separator.join(_passed_on(play, by_name[name], said[name]) for name in names)
         for key, names in node.reads.items()
     }
     question = play.question.text
@@ -138,7 +138,7 @@ def _passed_on(play: Play, node: Node, text: str) -> str:
 
 
 def without(text: str, answers: Sequence[str]) -> str:
-    """A text without the answers, wherever one stands by itself."""
+    """A text without the answers, wherever one stands by itself as it is written."""
     for answer in answers:
         text = re.sub(rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)", "", text)
     return text

@@ -10,7 +10,7 @@ from mas_jax.agents.agent import Play
 from mas_jax.agents.chat import Chat, Conversation, Strand
 from mas_jax.records import NOBODY, ROLES, UNTOLD, Stop, Trace, Turn
 
-_THOUGHT_END = "</think>"
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -122,5 +122,6 @@ class Speaker:
 
 
 def _aloud(text: str) -> str:
-    """What others read of a text: nothing up to its last thought, no space around it."""
-    return text.rpartition(_THOUGHT_END)[2].strip()
+    """What others read of a text: nothing up to its last thought, nor from one that was cut short,
+    no space around it."""
+    return text.rpartition(_THOUGHT_END)[2].partition(_THOUGHT)[0].strip()

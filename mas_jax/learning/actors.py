@@ -14,6 +14,7 @@ from mas_jax.agents.prompts import fill
 from mas_jax.learning import assembly
 from mas_jax.records import Problem, SampleKey, Stop
 from mas_jax.sampling.api import Client
+from mas_jax.sampling.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,23 @@ def remote(client: Client, model: str, drawing: Drawing, words: Words = SOLVE) -
 
 
 def local(config: ConfigDict, drawing: Drawing, words: Words = SOLVE) -> Actor:
-    """The model of a config, in engines of this host. Raises: as `assembly.make_engines`."""
-    directory = assembly.checkpoint_directory(config)
+    """The frozen Actor of a config whose `actor.kind` is "policy", else its model, in engines of
+    this host. Raises: as `assembly.make_engines`."""
+    if config.actor.kind == "policy":
+        voice, engine, policy = config.actor, config.actor.engine, assembly.ACTOR_POLICY
+        directory, make = assembly.actor_directory(config), assembly.make_actor_engines
+        speak = assembly.actor_chat
+    else:
+        voice, engine, policy = config.model, config.engine, config.model.policy
+        directory, make = assembly.checkpoint_directory(config), assembly.make_engines
+        speak = assembly.policy_chat
     tokenizer = assembly.load_tokenizer(directory)
-    engines = assembly.make_engines(config, directory, tokenizer)
-    chat = assembly.policy_chat(config, tokenizer)
-    context = config.engine.context
-    identity = _identity(
-        drawing, words, checkpoint=str(directory), template=config.model.template, context=context
+    engines, chat = make(config, directory, tokenizer), speak(config, tokenizer)
+    known = assembly.policy_identity(
+        directory, dtype=voice.dtype, settings=EngineSettings(**engine)
     )
-    policy = config.model.policy
+    context = engine.context
+    identity = _identity(drawing, words, **known, template=voice.template, context=context)
     ask = sampled(engines.sample, chat, drawing, words, policy=policy, context=context)
     return Actor(identity, ask)
 
@@ -113,5 +121,5 @@ def sampled(
     return ask
 
 
-def _identity(drawing: Drawing, words: Words, **names: str | int) -> dict:
+def _identity(drawing: Drawing, words: Words, **names: str | int | list[str]) -> dict:
     return {**names, **dataclasses.asdict(drawing), **dataclasses.asdict(words)}

@@ -57,9 +57,10 @@ class Scene:
     """What teams play in and speak through, beside the policy.
 
     questions: by split ("train", "validation", "test"); training: what steps draw from, None
-    without training questions. identity: names questions and what searches in records. world: the
-    toy's, None for real questions and for mathematics. reward: of predictions. actor_chat: the
-    frozen Actor's, None without one that has token ids.
+    without training questions. identity: names questions, what searches and what grades in records.
+    world: the toy's, None for real questions and for mathematics. reward: of predictions; graded:
+    what it counts of its own. actor_chat: the frozen Actor's, None without
+    one that has token ids.
     """
 
     questions: Mapping[str, tuple[Question, ...]]
@@ -71,6 +72,7 @@ class Scene:
     world: World | None
     reward: Callable[..., Awaitable]
     actor_chat: Chat | None = None
+    graded: Callable[[], Mapping[str, int]] = dict
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -193,11 +195,14 @@ def _questions(config: ConfigDict) -> tuple[dict[str, tuple[Question, ...]], Mix
 
 
 def _math_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
-    """Problems of the config's files, else toy ones; an Actor with token ids has its own chat."""
+    """Problems of the config's files, graded by the rules of their sets, else toy ones, whose
+    answers are integers; an Actor with token ids has its own chat."""
     if config.data.test:
         questions, training = _questions(config)
-        identity = {"questions": _digest(questions)}
+        identity = {"questions": _digest(questions), "grading": "by set"}
+        reward, graded = collaboration.set_reward()
     else:
+        reward, graded = collaboration.integer_reward, dict
         toy = make_arithmetic(**config.arithmetic)
         questions, training = toy.questions, Mixture((toy.questions["train"],))
         identity = {"arithmetic": toy.fingerprint}
@@ -212,8 +217,9 @@ def _math_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
         chat=policy_chat(config, tokenizer),
         prompts=load_prompts(config.model.prompts),
         world=None,
-        reward=collaboration.integer_reward,
+        reward=reward,
         actor_chat=theirs,
+        graded=graded,
     )
 
 
@@ -311,7 +317,7 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
     """A team with its budgets, all of whose roles are the configured policy.
 
     training: draws as `config.train` says, from the whole distribution, so that log-probs are those
-    of what is trained.
+    of what is trained; what the Collaborator says is under no control.
     """
     sampling = config.sampling.to_dict()
     if training:
@@ -326,6 +332,7 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
                 for split in scene.questions.values()
                 for uid, text in collaboration.next_problems(split).items()
             },
+            control="none" if training else config.collaboration.control,
         )  # fmt: skip
     roles = ("leader", "searcher", "answerer")
     return Team(
@@ -397,10 +404,16 @@ def make_policies(config: ConfigDict, directory: Path, tokenizer: Tokenizer) -> 
     theirs = load_tokenizer(place)
     check_chat(actor_chat(config, theirs), place)
     settings, dtype = EngineSettings(**config.actor.engine), config.actor.dtype
-    actor = _engines(
-        place, theirs, settings, sampling_meshes(config), policy=ACTOR_POLICY, dtype=dtype
-    )
-    return collaboration.with_frozen(config, engines, actor, weights=weights_digest(place))
+    actor = make_actor_engines(config, place, theirs)
+    identity = policy_identity(place, dtype=dtype, settings=settings)
+    return collaboration.with_frozen(config, engines, actor, identity=identity)
+
+
+def make_actor_engines(config: ConfigDict, directory: Path, tokenizer: Tokenizer) -> Replicas:
+    """The frozen Actor's engines, one on each mesh of this host. Raises: as `make_engines`."""
+    settings, meshes = EngineSettings(**config.actor.engine), sampling_meshes(config)
+    dtype = config.actor.dtype
+    return _engines(directory, tokenizer, settings, meshes, policy=ACTOR_POLICY, dtype=dtype)
 
 
 def actor_chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:
@@ -410,10 +423,27 @@ def actor_chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:
 
 def weights_digest(directory: Path) -> str:
     """Digest of a checkpoint's weights."""
-    weights = hashlib.blake2b(digest_size=16)
-    for path in sorted(directory.glob("*.safetensors")):
-        weights.update(path.read_bytes())
-    return weights.hexdigest()
+    return _files_digest(sorted(directory.glob("*.safetensors")))
+
+
+def policy_identity(
+    directory: Path, *, dtype: str, settings: EngineSettings
+) -> dict[str, str | list[str]]:
+    """What a policy's greedy choices depend on beside the prompt's tokens, as JSON values: weights,
+    the model's config (rotary base, norms, head ties), precision of weights and of the engine."""
+    return {
+        "weights": weights_digest(directory),
+        "config": _files_digest([directory / "config.json"]),
+        "dtype": [dtype, settings.dtype],
+        "stored": settings.weights,
+    }
+
+
+def _files_digest(paths: Sequence[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def make_play_world(

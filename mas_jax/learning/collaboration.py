@@ -4,7 +4,9 @@ Must not know: scenes, how checkpoints are loaded.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -16,19 +18,27 @@ from mas_jax.agents.setting import Budgets, Sampling, Team
 from mas_jax.agents.speaker import Voice
 from mas_jax.agents.topology import ACTOR, COLLABORATOR, TOPOLOGIES, Sizes, Topology
 from mas_jax.records import Question
-from mas_jax.rewards.integer_answer import extract, integer_match, same_integer
+from mas_jax.rewards import integer_answer, math_answer, math_sets
+from mas_jax.rewards.math_workers import FAILURES, Workers
 from mas_jax.sampling.api import Client, Endpoint
 from mas_jax.sampling.policies import Policies, Remembering, endpoint_complete, endpoint_metrics
 from mas_jax.sampling.replicas import Replicas
 
 ACTOR_POLICY = "actor"  # the frozen one's name, in traces and among policies
+MOST_WORKERS = 8  # of those that grade, 1 GiB of address space each
 
 
 def make_team(
     config: ConfigDict, name: str, sampling: Sampling, *, chat: Chat, actor_chat: Chat | None,
-    prompts: Prompts, others: Mapping[str, str],
+    prompts: Prompts, others: Mapping[str, str], control: str,
 ) -> Team:  # fmt: skip
-    """A team that is a topology: the configured policy as Collaborator, the Actor as itself."""
+    """A team that is a topology: the configured policy as Collaborator, the Actor as itself.
+
+    control: as in `Collaboration`. Raises: as `load_texts`.
+    """
+    answer_of, is_same = integer_answer.extract, integer_answer.same_integer
+    if config.data.test:
+        answer_of, is_same = math_answer.extract, math_sets.same_answer
     c, a = config.collaboration, config.actor
     topology = _topology(config, name)
     drawn = dict(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
@@ -54,9 +64,9 @@ def make_team(
             load_texts(c.prompts, topology),
             voices,
             vote_temperature=c.vote_temperature,
-            answer_of=extract,
-            is_same=same_integer,
-            control=c.control,
+            answer_of=answer_of,
+            is_same=is_same,
+            control=control,
             others=others,
         ),
     )
@@ -104,11 +114,11 @@ def with_endpoint(config: ConfigDict, engines: Replicas) -> Policies:
 
 
 def with_frozen(
-    config: ConfigDict, engines: Replicas, actor: Replicas, *, weights: str
+    config: ConfigDict, engines: Replicas, actor: Replicas, *, identity: Mapping[str, object]
 ) -> Policies:
-    """The trained policy beside a frozen Actor's engines; weights: digest of the Actor's."""
+    """The trained policy beside a frozen Actor's engines; identity: what its greedy answers depend
+    on beside a request, as JSON values."""
     a = config.actor
-    identity = {"weights": weights, "dtype": [a.dtype, a.engine.dtype]}
     remember = Path(a.remember) if a.remember else None
     frozen = {ACTOR_POLICY: Remembering(actor, identity, remember)}
     return Policies(engines, config.model.policy, frozen)
@@ -116,4 +126,17 @@ def with_frozen(
 
 async def integer_reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
     """1.0 for every prediction that is a golden answer's integer, else 0.0."""
-    return tuple(integer_match(text, question.golden_answers) for text in predictions)
+    return tuple(
+        integer_answer.integer_match(text, question.golden_answers) for text in predictions
+    )
+
+
+def set_reward() -> tuple[Callable[..., Awaitable], Callable[[], dict[str, int]]]:
+    """The reward of problems from files, each by its set's rule, and what tells how many answers
+    were graded, were none, or met each limit. The processes that grade start with the first answer
+    and end with the reward, at the latest with this process."""
+    workers = Workers(max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 2)))
+    reward = math_sets.answer_reward(workers)
+    weakref.finalize(reward, workers.close)
+    kinds = ("jobs", "no answer", *FAILURES)
+    return reward, lambda: {kind.replace(" ", "_"): workers.counts[kind] for kind in kinds}

@@ -349,13 +349,14 @@ def run(prepared: Prepared, console: Console) -> dict:
 
     Records are workdir/SYSTEM.jsonl; what they hold already is not played again. All tables, with
     where answers got lost and what each role cost, are in workdir/tables.md and tables.tex too.
-    `engine` and `retriever` count what this call played.
+    `engine`, `retriever` and `graded` count what this call played.
     """
     start = time.perf_counter()
     results = play(prepared, console)
     summary = report.summary(list(results.values()), k=prepared.config.evaluation.num_runs)
     summary["engine"] = prepared.engines.metrics
     summary["retriever"] = dict(prepared.scene.retriever.counts)
+    summary["graded"] = dict(prepared.scene.graded())
     summary["play_s"] = time.perf_counter() - start
     path = prepared.workdir / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n")

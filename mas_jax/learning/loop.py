@@ -52,11 +52,13 @@ SHOWN = {  # on the console
     "update/loss": "loss",
     "time/step_s": "s a step",
 }
-# what may differ between a checkpoint and the run that continues it; the last three change only
-# roundings
+# what may differ between a checkpoint and the run that continues it; meshes and rows change only
+# roundings, an Actor's how it is asked and where its answers are kept
 FREE = (
     "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints", "certify.ignore",
     "mesh", "train.mesh", "train.micro_rows",
+    "actor.timeout_s", "actor.retries", "actor.concurrency", "actor.cache", "actor.remember",
+    "actor.key_variable",
 )  # fmt: skip
 
 

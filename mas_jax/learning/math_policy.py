@@ -41,8 +41,9 @@ def scripted_episodes(
     order. Raises: RuntimeError if the world failed one."""
     p, sampling = config.math_pretrain, Sampling(**config.sampling)
     team = collaboration.make_team(
-        config, name, sampling, chat=chat, actor_chat=chat, prompts=load_prompts("toy"), others={}
-    )
+        config, name, sampling, chat=chat, actor_chat=chat, prompts=load_prompts("toy"), others={},
+        control="none",
+    )  # fmt: skip
     flaws = {team.policies[role]: MathFlaws(**p[role]) for role in POLICIES}
     script = MathScript(chat, flaws)
     world = World(script.sample, assembly.NoRetriever().search, collaboration.integer_reward)

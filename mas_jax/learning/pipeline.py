@@ -85,6 +85,8 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
     scene = assembly.make_scene(config, tokenizer)
     if scene.world is None:
         check_disjoint(scene.questions)
+    for name in config.train.stages:  # what its prompts lack is said now
+        assembly.make_team(config, config.stages[name].team, scene, training=True)
     assembly.check_chat(scene.chat, directory)
     _check_teacher(config, scene)
     mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
@@ -273,7 +275,9 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         ),
         gold=assembly.gold_texts(scene) if has_turn_rewards else {},
         publish=pipeline.engines.set_params,
-        sampler_counts=lambda: pipeline.engines.metrics,
+        sampler_counts=lambda: (
+            pipeline.engines.metrics | {f"graded_{kind}": n for kind, n in scene.graded().items()}
+        ),
         validate=lambda step: _validate(pipeline, name, section.team, step),
         start=lambda: _load(
             pipeline.start_directory, pipeline.mesh, dtype=t.param_dtype, value_head=t.value_head

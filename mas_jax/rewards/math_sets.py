@@ -22,6 +22,7 @@ from mas_jax.rewards.math_workers import Workers
 GRADERS = ("first", "second")
 
 _MAX_DIGITS = 100  # of a number that is read as one
+_MOST_READ = 1000  # characters of an answer in a vote; a longer one is itself alone
 _THOUSANDS = re.compile(r"\{,\}|,\\!\s*|,")
 _EXACT = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[+-]?\d+(?:\.\d*)?|[+-]?\.\d+")
 _TIMES_TEN = r"(?:\\times|\\cdot|\u00d7|\*)\s*10\s*\^\s*"
@@ -187,22 +188,46 @@ RULES: dict[str, Rule] = {
 }
 
 
-def solution_reward(workers: Workers, *, window: int = 0) -> Callable[..., Awaitable]:
-    """A reward function of solutions, for `World`: 1.0 where the last box is right, else 0.0, also
-    where there is none or grading came to a limit; the workers' counts say how often, "no answer"
-    where there is none. window: as in `graded_text`."""
+def answer_reward(workers: Workers) -> Callable[..., Awaitable]:
+    """A reward function of answers, for `World`: 1.0 where one is right by its set's rule, else
+    0.0, also for "" or where grading came to a limit; the workers' counts say how often, "no
+    answer" for ""."""
 
-    async def reward(question: Question, solutions: tuple[str, ...]) -> tuple[float, ...]:
-        async def one(solution: str) -> float:
-            prediction = graded_text(solution, window=window)
-            if prediction is None:
+    async def reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
+        async def one(prediction: str) -> float:
+            if not prediction:
                 workers.note("no answer")
                 return 0.0
             return float((await workers.grade_async(make_job(question, prediction))).is_correct)
 
-        return tuple(await asyncio.gather(*map(one, solutions)))
+        return tuple(await asyncio.gather(*map(one, predictions)))
 
     return reward
+
+
+def solution_reward(workers: Workers, *, window: int = 0) -> Callable[..., Awaitable]:
+    """As `answer_reward`, of whole solutions, whose last box is the answer. window: as in
+    `graded_text`."""
+    by_answer = answer_reward(workers)
+
+    async def reward(question: Question, solutions: tuple[str, ...]) -> tuple[float, ...]:
+        found = (graded_text(solution, window=window) or "" for solution in solutions)
+        return await by_answer(question, tuple(found))
+
+    return reward
+
+
+def same_answer(first: str, second: str) -> bool:
+    """Whether two answers are one in a vote: equal as plain numbers, else as they are written but
+    for what says nothing of a value. Asked in the process that plays, so nothing is computed: 1/2
+    and 0.5 are two."""
+    if max(len(first), len(second)) > _MOST_READ:
+        return first == second
+    numbers = exact(first), exact(second)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    one, other = (math_equal.normalise(text).replace(" ", "") for text in (first, second))
+    return one == other
 
 
 @dataclass(frozen=True)

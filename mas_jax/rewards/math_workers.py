@@ -33,6 +33,7 @@ from mas_jax.records import FailureKind, WorldError
 TARGET = "mas_jax.rewards.math_sets:grade"
 START_S = 120.0  # until a worker has loaded what it needs, on a machine that does much else
 READY = b"ready\n"
+FAILURES = ("time", "memory", "crash", "error", "length")  # kinds of `Graded.failure`
 
 
 @dataclass(frozen=True)

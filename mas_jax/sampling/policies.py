@@ -140,11 +140,12 @@ def endpoint_complete(
 
 
 def endpoint_metrics(counts: Mapping[str, Counts]) -> dict[str, float]:
-    """Sums over an endpoint's models of what was asked and what it cost; costs that are not known
-    are left out."""
+    """Sums over an endpoint's models of what was asked and what it cost. No "cost" where a model
+    has no price: it is not known, and not 0; nor before anything was asked."""
     fields = [dataclasses.asdict(found) for found in counts.values()]
     names = [field.name for field in dataclasses.fields(Counts)]
-    return {name: float(sum(found[name] or 0 for found in fields)) for name in names}
+    known = [name for name in names if fields and None not in {found[name] for found in fields}]
+    return {name: float(sum(found[name] for found in fields)) for name in known}
 
 
 class Policies:

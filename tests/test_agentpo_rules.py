@@ -1,0 +1,197 @@
+"""The settings and the starting policies of a Collaborator and its Actor."""
+
+import asyncio
+import dataclasses
+import gc
+import json
+import threading
+
+import numpy as np
+import pytest
+from config_files import load
+from rich.console import Console
+from test_batch import ROW, make_credited, pack_alone
+from tiny_agentpo import save_both, small_config, weights
+
+from mas_jax.agents.chat import TEMPLATES, make_chat
+from mas_jax.agents.collaboration import toy_collaboration_words
+from mas_jax.config_rules import validate
+from mas_jax.data.arithmetic import make_arithmetic, make_arithmetic_tokenizer
+from mas_jax.data.questions import write_jsonl
+from mas_jax.files import write_json
+from mas_jax.learning import assembly, evaluate, math_policy, pipeline
+from mas_jax.learning.programme import make_programme
+from mas_jax.records import UNTOLD
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    return save_both(tmp_path_factory.mktemp("policies"))
+
+
+# --- starting policies ----------------------------------------------------------------------------
+
+
+def test_one_call_makes_both_starting_policies(tmp_path):
+    config = load("agentpo_toy").get_config()
+    config.math_pretrain.update(dict(problems=30, held_out=4, teams=("hint", "debate")))
+    config.math_pretrain.settings.update(dict(rows=4, warmup_steps=1))
+    config.math_pretrain.steps.update(dict(actor=3, collaborator=2))
+    records = math_policy.make(config, tmp_path / "made", QUIET)
+    for name in ("actor", "collaborator"):
+        place = tmp_path / "made" / name
+        assert np.isfinite(records[name]["held_out_loss"])
+        assert json.loads((place / "pretrain.json").read_text()) == records[name]
+        assert assembly.load_tokenizer(place).encode(" plus") != []
+    assert weights(tmp_path / "made" / "actor") != weights(tmp_path / "made" / "collaborator")
+    with pytest.raises(FileExistsError, match="actor exists"):
+        math_policy.make(config, tmp_path / "made", QUIET)
+
+
+def test_first_traces_hold_good_and_bad_hints_and_no_problem_that_is_played():
+    config = load("agentpo_toy").get_config()
+    chat = make_chat(make_arithmetic_tokenizer(toy_collaboration_words()), TEMPLATES["toy"])
+    questions = make_arithmetic(0, train=150, held_out=1).questions["train"]
+    for name in ("actor", "hint"):
+        episodes = math_policy.scripted_episodes(config, chat, name, questions)
+        assert 0.3 < np.mean([episode.reward for episode in episodes]) < 0.6
+    config.math_pretrain.collaborator = dict(plan=1.0)  # without a flaw
+    episodes = math_policy.scripted_episodes(config, chat, "hint", questions)
+    assert {episode.reward for episode in episodes} == {1.0}
+    played = make_arithmetic(**config.arithmetic)
+    texts = {q.text for found in played.questions.values() for q in found}
+    learned = math_policy._questions(config.math_pretrain, texts)
+    assert len(learned) == config.math_pretrain.problems
+    assert not texts & {question.text for question in learned}
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actor.kind": "none"}, r"evaluation\.teams='actor' has an Actor, and actor\.kind='none'"),
+        ({"data.subject": "facts"}, r"'actor' and data\.subject='facts'"),
+        ({"stages.agentpo.programme.actor.trained": True}, r"actor\.trained=True: the Actor is"),
+        ({"actor.kind": "api"}, r"base_url='' and model=''; name both"),
+        ({"actor.kind": "polcy"}, r"did you mean 'policy'"),
+        ({"actor.base_url": "http://me:secret@x"}, "actor.base_url holds '@'"),
+        ({"collaboration.max_tokens": 192}, r"collaboration\.max_tokens=192 must be above 0 and"),
+        ({"actor.context": 500}, r"500, and that at most actor\.engine\.context=192"),
+        ({"train.row_length": 96}, r"below collaboration\.context=192"),
+        ({"stages.agentpo.team": "cascade"}, r"'cascade' and data\.subject='mathematics'"),
+        ({"stages.agentpo.sampler": "oracle"}, r"sampler='oracle' searches for facts"),
+        ({"data.corpus": "x"}, "nobody searches"),
+        ({"collaboration.control": "wrong"}, "control='wrong'; choose from"),
+        ({"collaboration.control": "other_problem", "evaluation.teams": ("critic",)},
+         "'critic', whose Collaborator reads solutions"),
+        ({"collaboration.control": "no_answer", "evaluation.teams": ("solver",)},
+         "'solver', whose Collaborator nobody reads"),
+        ({"collaboration.votes": 0}, r"collaboration\.votes=0 must be at least 1"),
+        ({"collaboration.debaters": 0}, r"collaboration\.debaters=0 must be at least 1"),
+        ({"collaboration.rounds": 0}, r"collaboration\.rounds=0 must be at least 1"),
+        ({"math_pretrain.teams": ("hint", "critc")}, r"math_pretrain\.teams: 'critc' .*'critic'"),
+        ({"evaluation.caps.tokens": (9,)}, "are of teams that search"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_are_one_clear_error(places, changes, message):
+    config = small_config(places, **changes)
+    with pytest.raises(ValueError, match=message):
+        validate(config)
+
+
+def test_prompts_that_are_not_there_are_an_error_before_anything_is_loaded(places, tmp_path):
+    config = small_config(places, **{"collaboration.prompts": str(tmp_path / "none")})
+    for prepare in (pipeline.prepare, evaluate.prepare):
+        with pytest.raises(FileNotFoundError, match=r"none: node '\w+' wants \w+\.user\.txt"):
+            prepare(config, tmp_path / "run")
+
+
+def test_how_an_actor_is_asked_may_change_on_resume_and_who_it_is_may_not(places, tmp_path):
+    config = small_config(places)
+    write_json(tmp_path / "config.json", pipeline.as_json(config))
+    config.actor.update(
+        dict(timeout_s=9.0, retries=1, concurrency=2, cache="a", remember="b", key_variable="K")
+    )
+    pipeline._check_workdir(config, tmp_path)
+    config.actor.temperature = 0.5
+    with pytest.raises(ValueError, match=r"actor\.temperature: checkpoint 0\.0, now 0\.5"):
+        pipeline._check_workdir(config, tmp_path)
+
+
+def test_a_control_acts_in_evaluation_and_not_in_training(places):
+    config = small_config(places, **{"collaboration.control": "no_answer"})
+    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    for training, control in ((True, "none"), (False, "no_answer")):
+        team = assembly.make_team(config, "hint", scene, training=training)
+        assert team.collaboration.control == control
+
+
+# --- problems of files ----------------------------------------------------------------------------
+
+
+def file_scene(places, directory):
+    """A scene whose problems are of MATH500, which is graded by value, and its config."""
+    config = small_config(places)
+    lines = [{"id": "a", "question": "half of 1?", "golden_answers": [r"\frac{1}{2}"]}]
+    write_jsonl(directory / "math500.jsonl", lines)
+    config.data.test = (str(directory / "math500.jsonl"),)
+    return assembly.make_scene(config, assembly.load_tokenizer(places[0])), config
+
+
+def test_problems_of_files_are_graded_by_the_rule_of_their_set(places, tmp_path):
+    scene, config = file_scene(places, tmp_path)
+    (problem,) = scene.questions["test"]
+    found = asyncio.run(scene.reward(problem, ("0.5", r"\dfrac12", "2", "")))
+    assert found == (1.0, 1.0, 0.0, 0.0)
+    graded = scene.graded()
+    assert (graded["jobs"], graded["no_answer"], graded["time"]) == (3, 1, 0)
+    assert scene.identity["grading"] == "by set"
+    team = assembly.make_team(config, "vote", scene).collaboration
+    assert team.answer_of(r"so \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+    assert team.is_same(r"\frac{1}{2}", r"\dfrac12") and not team.is_same("1/3", "2/3")
+    toy = assembly.make_scene(small_config(places), scene.tokenizer)
+    assert asyncio.run(toy.reward(problem, ("0.5",))) == (0.0,)  # integers, in this process
+
+
+def test_the_processes_that_grade_end_with_the_scene(places, tmp_path):
+    scene, _ = file_scene(places, tmp_path)
+    (problem,) = scene.questions["test"]
+    before = threading.active_count()
+    asyncio.run(scene.reward(problem, ("0.5",)))
+    assert threading.active_count() > before
+    del scene
+    gc.collect()
+    assert threading.active_count() == before
+
+
+# --- configs --------------------------------------------------------------------------------------
+
+
+def test_the_papers_formula_differs_from_the_script_in_two_values():
+    script, paper = (load("agentpo").get_config(*args) for args in ((), ("paper",)))
+    rows = [config.stages.agentpo.programme.collaborator for config in (script, paper)]
+    differing = {key for key in rows[0] if rows[0][key] != rows[1][key]}
+    assert differing == {"aggregation", "kl_coef"}
+    assert (rows[0].clip_low, rows[0].clip_high, rows[0].dual_clip) == (0.2, 0.28, 10.0)
+    assert (rows[0].kl_coef, rows[0].entropy_coef, rows[0].aggregation) == (0.0, 0.0, "token")
+    assert (rows[1].kl_coef, rows[1].aggregation) == (1e-3, "sequence")
+    assert make_programme(script.stages.agentpo.programme.to_dict())["actor"].learns is False
+    assert script.collaboration.context - script.collaboration.max_tokens == 256
+    with pytest.raises(ValueError, match="loss='papr'; choose from"):
+        load("agentpo").get_config("papr")
+
+
+def test_a_batch_of_two_policies_is_never_trained_on():
+    row = ROW
+    credited = [make_credited([1, 2], [0, 4], role="collaborator")]
+    other = dataclasses.replace(credited[0].trace, policy="actor")
+    untold = dataclasses.replace(credited[0].trace, tokens=(UNTOLD, UNTOLD))
+    programme = {"collaborator": row}
+    pack_alone(credited, programme)
+    for trace in (other, untold):
+        with pytest.raises(ValueError, match=r"roles \['collaborator'\] learn and were played by"):
+            pack_alone([*credited, dataclasses.replace(credited[0], trace=trace)], programme)
