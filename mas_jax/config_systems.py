@@ -5,6 +5,7 @@ Each takes a config, changes it and returns it. Must not know: sizes of machines
 
 from ml_collections import ConfigDict
 
+from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.config import cascade_programme, role
 
 
@@ -214,12 +215,34 @@ def sft_then_ppo(config: ConfigDict) -> ConfigDict:
 # --- AgentPO, METHODS 3 --------------------------------------------------------------------------
 
 
+# topologies with a Collaborator to train
+TRAINED_TEAMS = tuple(name for name, roles in TOPOLOGIES.items() if "collaborator" in roles)
 AGENTPO_LOSSES = {
     # the authors' script: a mean over tokens, no KL
     "script": dict(aggregation="token", kl_coef=0.0),
     # the paper's formula: a mean over each hint, KL to the start
     "paper": dict(aggregation="sequence", kl_coef=1e-3),
 }
+
+
+def agentpo_variant(text: str) -> tuple[str, str]:
+    """Team and loss that an argument names, such as "critic", "paper" or "critic,paper"; the
+    hint and the authors' script where it names none.
+
+    Raises: ValueError for a word that is neither, and for two of a kind.
+    """
+    found = {"team": "hint", "loss": "script"}
+    named: set[str] = set()
+    for word in filter(None, text.split(",")):
+        kind = "loss" if word in AGENTPO_LOSSES else "team"
+        if (kind == "team" and word not in TRAINED_TEAMS) or kind in named:
+            raise ValueError(
+                f"variant {text!r}: want at most one of the teams {TRAINED_TEAMS} and one of the "
+                f"losses {tuple(AGENTPO_LOSSES)}, with a comma between them; got {word!r}"
+            )
+        found[kind] = word
+        named.add(kind)
+    return found["team"], found["loss"]
 
 
 def agentpo(config: ConfigDict, *, team: str = "hint", loss: str = "script") -> ConfigDict:

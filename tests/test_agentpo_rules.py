@@ -181,8 +181,22 @@ def test_the_papers_formula_differs_from_the_script_in_two_values():
     assert (rows[1].kl_coef, rows[1].aggregation) == (1e-3, "sequence")
     assert make_programme(script.stages.agentpo.programme.to_dict())["actor"].learns is False
     assert script.collaboration.context - script.collaboration.max_tokens == 256
-    with pytest.raises(ValueError, match="loss='papr'; choose from"):
+    with pytest.raises(ValueError, match=r"variant 'papr': want at most one .* got 'papr'"):
         load("agentpo").get_config("papr")
+
+
+@pytest.mark.parametrize("team", ["hint", "critic", "roles", "debate", "guided_debate", "solver"])
+def test_every_team_of_the_config_has_room_for_what_its_collaborator_reads(team):
+    """At the sizes of METHODS 3.1: an Actor's words have at most 2,048 of its own tokens."""
+    config = load("agentpo").get_config(f"{team},paper")
+    validate(config, has_weights=False)
+    assert config.stages.agentpo.team == team
+    assert config.stages.agentpo.programme.collaborator.kl_coef == 1e-3
+    c, words = config.collaboration, config.actor.max_tokens
+    read = {"critic": words, "debate": 2 * words + c.max_tokens}.get(team, 0)
+    assert c.context - c.max_tokens >= read + 256
+    assert config.train.row_length >= c.context and config.evaluation.num_questions >= 1517
+    assert set(config.evaluation.teams) == {"actor", "vote", team}
 
 
 def test_a_batch_of_two_policies_is_never_trained_on():

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 from config_files import load
-from test_agentpo import save_policy
+from tiny_agentpo import save_policy
 
 from mas_jax.model import qwen3, sharding
 from mas_jax.planning.run_programs import actor_model, held_by_actor
