@@ -20,7 +20,7 @@ from mas_jax.agents.setting import World
 from mas_jax.agents.speaker import Voice
 from mas_jax.agents.topology import TOPOLOGIES, Node, Sizes, Topology, check
 from mas_jax.collaboration_rules import TOPOLOGIES as ROLES_OF
-from mas_jax.evaluation import episode_json
+from mas_jax.evaluation import answers_told, episode_json
 from mas_jax.evaluation.statistics import score_episode
 from mas_jax.records import ROLES, UNTOLD, FailureKind, Reply, Sample, StopReason, WorldError
 from mas_jax.rewards.integer_answer import extract, integer_match, same_integer
@@ -28,6 +28,10 @@ from mas_jax.rewards.integer_answer import extract, integer_match, same_integer
 SIZES = Sizes(votes=3, debaters=3, rounds=2, experts=2)
 CHAT = chat.make_chat(CharTokenizer(), chat.TOY)
 PROBLEM = dataclasses.replace(QUESTION, golden_answers=("5",))
+
+
+async def is_same(first, second):
+    return same_integer(first, second)
 
 
 def voice(policy, **changes):
@@ -44,7 +48,7 @@ def team_of(name, topology=None, prompts="math_toy", **changes):
     }
     found = Collaboration(
         topology, load_texts(prompts, topology), voices, vote_temperature=0.7,
-        answer_of=extract, is_same=same_integer,
+        answer_of=extract, is_same=is_same,
     )  # fmt: skip
     return dataclasses.replace(make_team("cascade"), name=name, collaboration=found)
 
@@ -215,6 +219,18 @@ def test_a_control_takes_what_a_hint_is_worth_away():
     assert f" hint {PROBLEM.text}<|im_end|>" in cast.requests[0][3]
 
 
+def test_answers_told_are_counted_where_the_problem_does_not_hold_them():
+    problem = dataclasses.replace(PROBLEM, text="two and three?")
+    lines = ["it is 5.", "<think>5</think> add", "15 or 5.5"]
+    episodes = [play(team_of("hint"), {**HINTED, ("hint", 0): line})[0] for line in lines]
+    counted = answers_told.count(episodes, {problem.uid: problem}, CHAT.tokenizer)
+    assert counted == {"episodes": 3, "told": 1}
+    holding = {problem.uid: dataclasses.replace(problem, text="is 5 prime?")}
+    assert answers_told.count(episodes, holding, CHAT.tokenizer) == {"episodes": 0, "told": 0}
+    alone, _ = play(team_of("actor"), {("solve", 0): r"\boxed{5}"})
+    assert answers_told.count([alone], {problem.uid: problem}, CHAT.tokenizer)["episodes"] == 0
+
+
 # --- an Actor behind an endpoint ------------------------------------------------------------------
 
 
@@ -319,7 +335,7 @@ def test_a_topology_that_cannot_be_played_is_one_clear_error(tmp_path):
 
 
 def test_most_votes_win_and_of_equals_the_first():
-    assert majority(["1", "2", "02", "1"], same_integer) == "1"
-    assert majority(["3", "2", "02"], same_integer) == "2"
-    assert majority([], same_integer) is None
+    assert asyncio.run(majority(["1", "2", "02", "1"], is_same)) == "1"
+    assert asyncio.run(majority(["3", "2", "02"], is_same)) == "2"
+    assert asyncio.run(majority([], is_same)) is None
     assert isinstance(load_texts("math", TOPOLOGIES["hint"](SIZES)), Texts)

@@ -7,7 +7,7 @@ Must not know: policies and their engines, how an answer is graded.
 import importlib.resources
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from mas_jax.agents.topology import Node, Topology, check
 
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 SHIPPED = ("math", "math_toy")
+IsSame = Callable[[str, str], Awaitable[bool]]  # of two answers
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Collaboration:
     voices: Mapping[str, Voice]
     vote_temperature: float
     answer_of: Callable[[str], str | None]
-    is_same: Callable[[str, str], bool]
+    is_same: IsSame
     control: str = "none"
     others: Mapping[str, str] = field(default_factory=dict)
 
@@ -104,7 +105,7 @@ async def play_topology(play: Play) -> list[Ending]:
             return [Ending("", "context")]
         said |= {node.name: text for node, text in zip(nodes, words, strict=True)}
     answers = [c.answer_of(said[name]) for name in topology.answers]
-    winner = majority([answer for answer in answers if answer is not None], c.is_same)
+    winner = await majority([answer for answer in answers if answer is not None], c.is_same)
     return [Ending("", "invalid") if winner is None else Ending(winner, "answered")]
 
 
@@ -164,15 +165,16 @@ def waves(topology: Topology) -> list[list[Node]]:
     return found
 
 
-def majority(answers: Sequence[str], is_same: Callable[[str, str], bool]) -> str | None:
+async def majority(answers: Sequence[str], is_same: IsSame) -> str | None:
     """The answer that most are the same as; of equals the first one; None of none."""
     classes: list[list[str]] = []
     for answer in answers:
-        own = next((c for c in classes if is_same(c[0], answer)), None)
-        if own is None:
-            classes.append([answer])
+        for own in classes:
+            if await is_same(own[0], answer):
+                own.append(answer)
+                break
         else:
-            own.append(answer)
+            classes.append([answer])
     return max(classes, key=len)[0] if classes else None
 
 

@@ -77,7 +77,7 @@ class Speaker:
             stop=Stop(stop_ids),
         )  # fmt: skip
         ended = sample.tokens[-1:] and sample.tokens[-1] in stop_ids
-        said = _aloud(v.chat.tokenizer.decode(sample.tokens[:-1] if ended else sample.tokens))
+        said = aloud(v.chat.tokenizer.decode(sample.tokens[:-1] if ended else sample.tokens))
         reason = fault(said)
         self._conversation.append(
             sample, owner=ROLES[self._role], action="invalid" if reason else action, reason=reason
@@ -95,7 +95,7 @@ class Speaker:
             tuple(self._messages), key=self._play.key(self._agent, self._num_said),
             policy=v.policy, max_tokens=v.max_tokens, temperature=temperature,
         )  # fmt: skip
-        said = _aloud(reply.text)
+        said = aloud(reply.text)
         self._messages.append({"role": "assistant", "content": said})
         reason = "refused" if reply.is_refused else fault(said)
         start, end = reply.input_tokens, reply.input_tokens + reply.output_tokens
@@ -121,7 +121,7 @@ class Speaker:
         return self._play.trace(strand, role=self._role, path=path, policy=self._voice.policy)
 
 
-def _aloud(text: str) -> str:
+def aloud(text: str) -> str:
     """What others read of a text: nothing up to its last thought, nor from one that was cut short,
     no space around it."""
     return text.rpartition(_THOUGHT_END)[2].partition(_THOUGHT)[0].strip()

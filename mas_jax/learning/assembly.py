@@ -26,7 +26,7 @@ from mas_jax.agents.judge import Judge, api_judge, length_judge, oracle_judge, p
 from mas_jax.agents.prompts import Prompts, load_judge_prompt, load_prompts, load_stepwise
 from mas_jax.agents.setting import Budgets, Sampling, Team
 from mas_jax.agents.setting import World as PlayWorld
-from mas_jax.agents.topology import TOPOLOGIES
+from mas_jax.agents.topology import ACTOR, COLLABORATOR, TOPOLOGIES
 from mas_jax.data import problems
 from mas_jax.data.arithmetic import make_arithmetic
 from mas_jax.data.questions import Mixture, read_jsonl
@@ -34,7 +34,7 @@ from mas_jax.data.tokenizer import HFTokenizer, Tokenizer, WordTokenizer
 from mas_jax.data.world import World, make_world
 from mas_jax.data.world_questions import FAMILIES
 from mas_jax.learning import collaboration, hosts
-from mas_jax.learning.collaboration import ACTOR_POLICY
+from mas_jax.learning.collaboration import ACTOR_POLICY, Grading
 from mas_jax.model import hf, packaged, qwen3, sharding
 from mas_jax.model.hf_config import load_config
 from mas_jax.records import Question
@@ -58,9 +58,8 @@ class Scene:
 
     questions: by split ("train", "validation", "test"); training: what steps draw from, None
     without training questions. identity: names questions, what searches and what grades in records.
-    world: the toy's, None for real questions and for mathematics. reward: of predictions; graded:
-    what it counts of its own. actor_chat: the frozen Actor's, None without
-    one that has token ids.
+    world: the toy's, None for real questions and for mathematics. reward: of predictions.
+    actor_chat: the frozen Actor's, None without one that has token ids. grading: of mathematics.
     """
 
     questions: Mapping[str, tuple[Question, ...]]
@@ -72,12 +71,17 @@ class Scene:
     world: World | None
     reward: Callable[..., Awaitable]
     actor_chat: Chat | None = None
-    graded: Callable[[], Mapping[str, int]] = dict
+    grading: Grading | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the chat."""
         return self.chat.tokenizer
+
+    @property
+    def graded(self) -> Mapping[str, int]:
+        """What grading has counted so far; nothing where it counts nothing."""
+        return {} if self.grading is None else self.grading.counts()
 
 
 class NoRetriever:
@@ -200,9 +204,9 @@ def _math_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     if config.data.test:
         questions, training = _questions(config)
         identity = {"questions": _digest(questions), "grading": "by set"}
-        reward, graded = collaboration.set_reward()
+        grading = collaboration.grading_by_set()
     else:
-        reward, graded = collaboration.integer_reward, dict
+        grading = collaboration.INTEGERS
         toy = make_arithmetic(**config.arithmetic)
         questions, training = toy.questions, Mixture((toy.questions["train"],))
         identity = {"arithmetic": toy.fingerprint}
@@ -217,9 +221,9 @@ def _math_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
         chat=policy_chat(config, tokenizer),
         prompts=load_prompts(config.model.prompts),
         world=None,
-        reward=reward,
+        reward=grading.reward,
         actor_chat=theirs,
-        graded=graded,
+        grading=grading,
     )
 
 
@@ -326,7 +330,8 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
     if name in TOPOLOGIES:
         return collaboration.make_team(
             config, name, Sampling(**sampling),
-            chat=scene.chat, actor_chat=scene.actor_chat, prompts=scene.prompts,
+            chats={COLLABORATOR: scene.chat, ACTOR: scene.actor_chat},
+            prompts=scene.prompts, grading=scene.grading,
             others={
                 uid: text
                 for split in scene.questions.values()

@@ -1,4 +1,4 @@
-"""Builds what a config says of a Collaborator and its Actor: team, policies, reward.
+"""Builds what a config says of a Collaborator and its Actor: team, policies, grading.
 
 Must not know: scenes, how checkpoints are loaded.
 """
@@ -7,12 +7,13 @@ import dataclasses
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from mas_jax.agents.chat import Chat
-from mas_jax.agents.collaboration import Collaboration, load_texts
+from mas_jax.agents.collaboration import Collaboration, IsSame, load_texts
 from mas_jax.agents.prompts import Prompts
 from mas_jax.agents.setting import Budgets, Sampling, Team
 from mas_jax.agents.speaker import Voice
@@ -28,33 +29,41 @@ ACTOR_POLICY = "actor"  # the frozen one's name, in traces and among policies
 MOST_WORKERS = 8  # of those that grade, 1 GiB of address space each
 
 
+@dataclass(frozen=True)
+class Grading:
+    """How answers of mathematics are taken: the answer of a solution, None without one; whether two
+    are one in a vote; rewards of predictions; what was counted in doing so."""
+
+    answer_of: Callable[[str], str | None]
+    is_same: IsSame
+    reward: Callable[..., Awaitable]
+    counts: Callable[[], Mapping[str, int]] = dict
+
+
 def make_team(
-    config: ConfigDict, name: str, sampling: Sampling, *, chat: Chat, actor_chat: Chat | None,
-    prompts: Prompts, others: Mapping[str, str], control: str,
+    config: ConfigDict, name: str, sampling: Sampling, *, chats: Mapping[str, Chat | None],
+    prompts: Prompts, grading: Grading, others: Mapping[str, str], control: str,
 ) -> Team:  # fmt: skip
     """A team that is a topology: the configured policy as Collaborator, the Actor as itself.
 
-    control: as in `Collaboration`. Raises: as `load_texts`.
+    chats: by role. others, control: as in `Collaboration`. Raises: as `load_texts`.
     """
-    answer_of, is_same = integer_answer.extract, integer_answer.same_integer
-    if config.data.test:
-        answer_of, is_same = math_answer.extract, math_sets.same_answer
     c, a = config.collaboration, config.actor
     topology = _topology(config, name)
     drawn = dict(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
     voices = {
         COLLABORATOR: Voice(
-            policy=config.model.policy, chat=chat, max_tokens=c.max_tokens,
+            policy=config.model.policy, chat=chats[COLLABORATOR], max_tokens=c.max_tokens,
             context=c.context, **drawn,
         ),
         ACTOR: Voice(
-            policy=ACTOR_POLICY, chat=actor_chat, max_tokens=a.max_tokens,
+            policy=ACTOR_POLICY, chat=chats[ACTOR], max_tokens=a.max_tokens,
             context=a.context, temperature=a.temperature, top_p=a.top_p, top_k=a.top_k,
         ),
     }  # fmt: skip
     return Team(
         name=name,
-        chat=chat,
+        chat=chats[COLLABORATOR],
         prompts=prompts,
         budgets=Budgets(**config.budgets.single),  # of searching, which no node does
         sampling=sampling,
@@ -64,8 +73,8 @@ def make_team(
             load_texts(c.prompts, topology),
             voices,
             vote_temperature=c.vote_temperature,
-            answer_of=answer_of,
-            is_same=is_same,
+            answer_of=grading.answer_of,
+            is_same=grading.is_same,
             control=control,
             others=others,
         ),
@@ -124,19 +133,29 @@ def with_frozen(
     return Policies(engines, config.model.policy, frozen)
 
 
-async def integer_reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
+async def _integer_reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
     """1.0 for every prediction that is a golden answer's integer, else 0.0."""
     return tuple(
         integer_answer.integer_match(text, question.golden_answers) for text in predictions
     )
 
 
-def set_reward() -> tuple[Callable[..., Awaitable], Callable[[], dict[str, int]]]:
-    """The reward of problems from files, each by its set's rule, and what tells how many answers
-    were graded, were none, or met each limit. The processes that grade start with the first answer
+async def _same_integer(first: str, second: str) -> bool:
+    return integer_answer.same_integer(first, second)
+
+
+INTEGERS = Grading(integer_answer.extract, _same_integer, _integer_reward)  # of toy problems
+
+
+def grading_by_set() -> Grading:
+    """Of problems from files, each by its set's rule, in processes that start with the first answer
     and end with the reward, at the latest with this process."""
     workers = Workers(max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 2)))
-    reward = math_sets.answer_reward(workers)
+    reward, kinds = math_sets.answer_reward(workers), ("jobs", "no answer", *FAILURES)
     weakref.finalize(reward, workers.close)
-    kinds = ("jobs", "no answer", *FAILURES)
-    return reward, lambda: {kind.replace(" ", "_"): workers.counts[kind] for kind in kinds}
+    return Grading(
+        math_answer.extract,
+        math_sets.vote_equality(workers),
+        reward,
+        lambda: {kind.replace(" ", "_"): workers.counts[kind] for kind in kinds},
+    )

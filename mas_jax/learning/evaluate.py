@@ -19,9 +19,11 @@ from rich.console import Console
 from mas_jax.agents import rollout
 from mas_jax.agents.prompts import load_stepwise
 from mas_jax.agents.setting import Run
+from mas_jax.agents.topology import COLLABORATOR
 from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.config_rules import validate
 from mas_jax.evaluation import (
+    answers_told,
     bootstrap,
     ledger,
     plots,
@@ -158,6 +160,8 @@ def prepare(config: ConfigDict, workdir: Path) -> Prepared:
     tokenizer = assembly.load_tokenizer(directory)
     scene = assembly.make_scene(config, tokenizer)
     assembly.check_chat(scene.chat, directory)
+    for name in config.evaluation.teams:  # what its prompts lack is said now
+        assembly.make_team(config, name, scene)
     engines = assembly.make_policies(config, directory, tokenizer)
     systems = [System(name, name, directory) for name in config.evaluation.teams]
     return prepare_systems(config, workdir, systems, scene, engines)
@@ -344,6 +348,19 @@ def _follow(prepared: Prepared) -> list[Grid]:
     ]
 
 
+def _answers_told(prepared: Prepared) -> dict[str, dict[str, int]]:
+    """By system with a Collaborator: how often it told the answer, to itself too in a debate."""
+    return {
+        system.name: answers_told.count(
+            records_file.read(prepared.path(system), plan),
+            {q.uid: q for q in plan.questions},
+            prepared.scene.tokenizer,
+        )
+        for system, plan in prepared.plans.items()
+        if COLLABORATOR in TOPOLOGIES.get(system.team, ())
+    }
+
+
 def run(prepared: Prepared, console: Console) -> dict:
     """The summary of every system, also in workdir/summary.json and on the console.
 
@@ -356,7 +373,8 @@ def run(prepared: Prepared, console: Console) -> dict:
     summary = report.summary(list(results.values()), k=prepared.config.evaluation.num_runs)
     summary["engine"] = prepared.engines.metrics
     summary["retriever"] = dict(prepared.scene.retriever.counts)
-    summary["graded"] = dict(prepared.scene.graded())
+    summary["graded"] = dict(prepared.scene.graded)
+    summary["answers_told"] = _answers_told(prepared)
     summary["play_s"] = time.perf_counter() - start
     path = prepared.workdir / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n")

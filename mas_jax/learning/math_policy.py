@@ -41,12 +41,12 @@ def scripted_episodes(
     order. Raises: RuntimeError if the world failed one."""
     p, sampling = config.math_pretrain, Sampling(**config.sampling)
     team = collaboration.make_team(
-        config, name, sampling, chat=chat, actor_chat=chat, prompts=load_prompts("toy"), others={},
-        control="none",
+        config, name, sampling, chats=dict.fromkeys(POLICIES, chat), prompts=load_prompts("toy"),
+        grading=collaboration.INTEGERS, others={}, control="none",
     )  # fmt: skip
     flaws = {team.policies[role]: MathFlaws(**p[role]) for role in POLICIES}
     script = MathScript(chat, flaws)
-    world = World(script.sample, assembly.NoRetriever().search, collaboration.integer_reward)
+    world = World(script.sample, assembly.NoRetriever().search, collaboration.INTEGERS.reward)
     run = Run(seed=p.seed, purpose="train", step=0)
     limits = rollout.Limits(**config.rollout)
 

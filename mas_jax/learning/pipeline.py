@@ -276,7 +276,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         gold=assembly.gold_texts(scene) if has_turn_rewards else {},
         publish=pipeline.engines.set_params,
         sampler_counts=lambda: (
-            pipeline.engines.metrics | {f"graded_{kind}": n for kind, n in scene.graded().items()}
+            pipeline.engines.metrics | {f"graded_{kind}": n for kind, n in scene.graded.items()}
         ),
         validate=lambda step: _validate(pipeline, name, section.team, step),
         start=lambda: _load(

@@ -22,7 +22,6 @@ from mas_jax.rewards.math_workers import Workers
 GRADERS = ("first", "second")
 
 _MAX_DIGITS = 100  # of a number that is read as one
-_MOST_READ = 1000  # characters of an answer in a vote; a longer one is itself alone
 _THOUSANDS = re.compile(r"\{,\}|,\\!\s*|,")
 _EXACT = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[+-]?\d+(?:\.\d*)?|[+-]?\.\d+")
 _TIMES_TEN = r"(?:\\times|\\cdot|\u00d7|\*)\s*10\s*\^\s*"
@@ -217,17 +216,22 @@ def solution_reward(workers: Workers, *, window: int = 0) -> Callable[..., Await
     return reward
 
 
-def same_answer(first: str, second: str) -> bool:
-    """Whether two answers are one in a vote: equal as plain numbers, else as they are written but
-    for what says nothing of a value. Asked in the process that plays, so nothing is computed: 1/2
-    and 0.5 are two."""
-    if max(len(first), len(second)) > _MOST_READ:
-        return first == second
-    numbers = exact(first), exact(second)
-    if None not in numbers:
-        return numbers[0] == numbers[1]
-    one, other = (math_equal.normalise(text).replace(" ", "") for text in (first, second))
-    return one == other
+def vote_equality(workers: Workers) -> Callable[[str, str], Awaitable[bool]]:
+    """Whether two answers are one in a vote: equal as plain numbers or as written, else
+    `is_equivalent` either way, since an equation x = 5 is answered by 5; a limit of grading is no.
+    A set's own rule is not asked: it knows which of the two is right."""
+
+    async def is_same(first: str, second: str) -> bool:
+        numbers = exact(first), exact(second)
+        if first == second or None not in numbers:
+            return first == second or numbers[0] == numbers[1]
+        for gold, prediction in ((first, second), (second, first)):
+            job = dataclasses.asdict(Job("", (gold,), prediction))
+            if (await workers.grade_async(job)).is_correct:
+                return True
+        return False
+
+    return is_same
 
 
 @dataclass(frozen=True)
