@@ -9,6 +9,7 @@ DIR/math.jsonl holds the selected ones, to train on. Interrupted, the same comma
 
 import asyncio
 import dataclasses
+import itertools
 from pathlib import Path
 
 from absl import app, flags
@@ -27,8 +28,9 @@ from mas_jax.sampling.api_budget import BudgetExceeded, Price
 
 DEFAULTS = Criteria()
 PROBLEMS = flags.DEFINE_string("problems", None, "JSONL file, such as math_train.jsonl")
+WITHOUT = flags.DEFINE_list("without", [], "files of test problems, which are not selected")
 OUT = flags.DEFINE_string("out", "runs/problems", "directory of counts and selection")
-CONFIG = config_flags.DEFINE_config_file("config", None, "whose model is the Actor, in our engine")
+CONFIG = config_flags.DEFINE_config_file("config", None, "whose Actor, else model, is asked")
 BASE_URL = flags.DEFINE_string("base_url", "", 'endpoint, without "/chat/completions"')
 MODEL = flags.DEFINE_string("model", "", "model of the endpoint")
 KEY = flags.DEFINE_string("key_variable", "", "environment variable that holds the endpoint's key")
@@ -77,7 +79,10 @@ def main(argv: list[str]) -> None:
             tuple(map(int, LEVELS.value)), SAMPLES.value, MOST.value, COUNT.value, SEED.value
         )
         problem_selection.check(criteria)
-        found = problems.read_jsonl(Path(PROBLEMS.value), split="train")
+        tests = (problems.read_jsonl(Path(path), split="test") for path in WITHOUT.value)
+        found = problem_selection.asked_nowhere_else(
+            problems.read_jsonl(Path(PROBLEMS.value), split="train"), itertools.chain(*tests)
+        )
         problem_selection.in_order(found, criteria)
         actor = make_actor()
         records = Records(out / "counts.jsonl", actor=actor.identity, samples=criteria.samples)

@@ -4,11 +4,15 @@ import asyncio
 import dataclasses
 import gc
 import json
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 from config_files import load
+from conftest import ROOT
 from rich.console import Console
 from test_batch import ROW, make_credited, pack_alone
 from tiny_agentpo import save_both, small_config, weights
@@ -108,6 +112,32 @@ def test_prompts_that_are_not_there_are_an_error_before_anything_is_loaded(place
     for prepare in (pipeline.prepare, evaluate.prepare):
         with pytest.raises(FileNotFoundError, match=r"none: node '\w+' wants \w+\.user\.txt"):
             prepare(config, tmp_path / "run")
+
+
+WITHOUT_OPENAI = """
+import importlib.util, runpy, sys
+sys.argv = sys.argv[1:]
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "openai" else found(name, *more)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("script", ["train", "evaluate"])
+def test_an_actor_at_an_endpoint_without_its_package_is_one_line(places, tmp_path, script):
+    arguments = [
+        f"launch/{script}.py", "--config=configs/agentpo_toy.py", f"--workdir={tmp_path}/run",
+        f"--config.model.checkpoint={places[0]}", "--config.actor.kind=api",
+        "--config.actor.base_url=http://127.0.0.1:9", "--config.actor.model=m",
+        "--config.actor.checkpoint=",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPENAI, *arguments],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "no openai package: pip install 'mas_jax[api]'" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_how_an_actor_is_asked_may_change_on_resume_and_who_it_is_may_not(places, tmp_path):

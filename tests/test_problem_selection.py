@@ -12,6 +12,7 @@ from api_calls import endpoint
 from chat_server import ChatServer, answer, failure
 from conftest import ROOT
 from scripted_problems import make_problems, says
+from shared_data import shared
 from small_runs import save_start, small_config
 
 from mas_jax.agents.rollout import TooManyFailures
@@ -262,6 +263,16 @@ def test_the_frozen_actor_of_a_config_is_who_is_asked(tmp_path):
     assert found[0] == found[1] and found[0]["weights"] == assembly.weights_digest(one)
     assert len({json.dumps(identity) for identity in found}) == 3
     assert found[0]["context"] == config.actor.engine.context
+
+
+def test_problems_that_are_tested_are_not_selected():
+    tested = [dataclasses.replace(FOUND[3], uid="t", text=FOUND[3].text.upper() + " ?")]
+    left = problem_selection.asked_nowhere_else(FOUND, tested)
+    assert left == (*FOUND[:3], *FOUND[4:])
+    paths = [shared("math") / f"{name}.jsonl" for name in ("math_train", "math500")]
+    trained, tested = (problems.read_jsonl(path, split="test") for path in paths)
+    left = {p.uid for p in problem_selection.asked_nowhere_else(trained, tested)}
+    assert {p.uid for p in trained} - left == {"math/test/math_train_7163"}
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ interrupted selection goes on. Must not know: prompts, engines, endpoints.
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.data import problems
-from mas_jax.records import Problem, WorldError
+from mas_jax.data.questions import words
+from mas_jax.records import Problem, Question, WorldError
 
 FORMAT = 1
 MIN_FAILURES = 10  # fewer are an endpoint's bad moment
@@ -78,6 +79,12 @@ def in_order(found: Sequence[Problem], criteria: Criteria) -> tuple[Problem, ...
         raise ValueError(f"no problem has a level of {criteria.levels}; there are {levels}")
     order = np.random.default_rng(criteria.seed).permutation(len(wanted))
     return tuple(wanted[index] for index in order)
+
+
+def asked_nowhere_else(found: Sequence[Problem], others: Iterable[Question]) -> tuple[Problem, ...]:
+    """The problems that none of the others, such as test problems, asks in the same words."""
+    elsewhere = {words(other.text) for other in others}
+    return tuple(problem for problem in found if words(problem.text) not in elsewhere)
 
 
 class Records:
