@@ -72,7 +72,7 @@ def desks(config: ConfigDict, scene: assembly.Scene, directory: Path) -> list[De
         is_alone=ALONE.value,
     )  # fmt: skip
     if POLICY.value:
-        assembly.check_chat(config, scene.chat, directory)
+        assembly.check_chat(scene.chat, directory)
         sample = assembly.make_engines(config, directory, scene.tokenizer).sample
         complete = policy_complete(
             sample, chat=scene.chat, policy=config.model.policy, context=config.engine.context
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> None:
         working = desks(config, scene, directory)
         questions = scene.questions[SPLIT.value]
         questions = questions[: NUM.value] if NUM.value else questions
-        protocol_files.check_kind(out, is_alone=ALONE.value)
+        protocol_files.check_kind(out, is_alone=ALONE.value, normalise_style=STYLE.value)
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     with console.status("protocols") as status:

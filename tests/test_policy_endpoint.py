@@ -152,7 +152,6 @@ def test_what_a_random_policy_says_is_malformed_and_counted(start):
             assert 0 < record.output_tokens <= 16
 
 
-@pytest.mark.slow  # a process of its own, which compiles an engine
 def test_the_command_builds_with_a_policy(start, tmp_path):
     out = tmp_path / "protocols.jsonl"
     command = [

@@ -1,5 +1,7 @@
 """What the privileged branch is shown: protocols, controls, and a rollout where there is none."""
 
+import json
+
 import pytest
 from scripted_team import CharTokenizer
 
@@ -9,7 +11,7 @@ from mas_jax.agents.chat import Conversation
 from mas_jax.choices import CONTROLS, FALLBACKS, FORMS, PROTOCOL_FIELDS
 from mas_jax.learning import privileged
 from mas_jax.learning.privileged import Privilege, describe, texts
-from mas_jax.records import Episode, Sample, StopReason, Trace
+from mas_jax.records import Episode, Question, Sample, StopReason, Trace
 
 TALK = chat.make_chat(CharTokenizer(), chat.INSTRUCT)
 
@@ -49,6 +51,21 @@ def test_a_field_that_is_left_out_is_not_shown():
     assert shown(fields=("answer",))["q1"] == " | answer bee"
     # of which nothing can be shown has no text, rather than an empty one
     assert shown(fields=("task_type",)) == {}
+
+
+def test_in_json_too_a_protocol_without_any_of_the_fields_has_no_text():
+    found = texts(PROTOCOLS, fields=("partial_findings",), form="json", control="none", seed=0)
+    assert found == {}
+
+
+def test_a_control_shows_no_question_of_another_split(tmp_path):
+    path = tmp_path / "protocols.jsonl"
+    lines = [json.dumps({"question": uid, "protocol": p}) for uid, p in PROTOCOLS.items()]
+    path.write_text("\n".join(lines) + "\n")
+    section = dict(protocols=str(path), fields=(), form="toy", control="wrong")
+    asked = [Question(uid, "d", uid, ("a",)) for uid in ("q0", "q1")]
+    found = privileged.read_texts(section, asked, seed=0)
+    assert found == {"q0": shown()["q1"], "q1": shown()["q0"]}
 
 
 def test_choices_of_the_config_are_those_of_the_code():
@@ -93,7 +110,8 @@ def test_a_question_without_a_protocol_shows_the_first_correct_rollout_of_its_gr
     privilege = Privilege(shown(), TALK)
     view_of, counts = privilege.of(EPISODES)
     assert opening(view_of, EPISODES[0]) == " | find find bee first search bee | answer bee"
-    for episode in EPISODES[2:5]:
+    assert opening(view_of, EPISODES[2]) is None  # it would read what it says
+    for episode in EPISODES[3:5]:
         assert opening(view_of, episode) == " second"
     assert opening(view_of, EPISODES[5]) is None
     assert counts == dict.fromkeys(
@@ -113,7 +131,7 @@ def test_texts_have_a_digest_that_follows_every_one_of_them():
 
 def test_without_the_fallback_such_a_question_has_no_view():
     view_of, counts = Privilege(shown(), TALK, fallback="none").of(EPISODES)
-    assert opening(view_of, EPISODES[2]) is None
+    assert opening(view_of, EPISODES[3]) is None
     assert counts["privileged/nothing"] == 2
 
 
@@ -122,7 +140,7 @@ def test_under_a_control_no_rollout_is_shown(control):
     assert privileged.fallback_of("rollout", control="none") == "rollout"
     fallback = privileged.fallback_of("rollout", control=control)
     view_of, counts = Privilege(shown(control), TALK, fallback=fallback).of(EPISODES)
-    assert opening(view_of, EPISODES[2]) is None
+    assert opening(view_of, EPISODES[3]) is None
     assert counts["privileged/rollouts"] == 0
 
 

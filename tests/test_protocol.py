@@ -76,6 +76,12 @@ def test_each_gate_keeps_out_what_it_is_for(gate, found):
     assert rejection(found, QUESTION, PASSAGES).gate == gate
 
 
+def test_an_answer_is_claimed_just_where_the_work_ended_rightly():
+    for found, right in ((GOOD, True), (EVIDENCE, False)):
+        assert rejection(found, QUESTION, PASSAGES, is_correct=right) is None
+        assert rejection(found, QUESTION, PASSAGES, is_correct=not right).gate == "answer"
+
+
 def test_a_query_that_was_asked_can_leak_too():
     found = rejection(GOOD, QUESTION, PASSAGES, queries=["film", "was Philip K Dick the writer"])
     assert (found.gate, "Philip K. Dick" in found.message) == ("leak", True)
@@ -127,6 +133,12 @@ def test_a_fact_that_only_a_relevant_one_names_is_relevant():
     plain, cleaned = normalise(chain, QUESTION)
     assert [f["fact"] for f in plain["grounding_facts"]] == list(reversed(facts[:3]))
     assert cleaned.irrelevant == 1
+
+
+def test_titles_are_no_self_talk():
+    told = "Great Britain won. Now You See Me came second. I Am Legend, too. Well known it is."
+    plain, cleaned = normalise(changed(["reasoning_plan", 0, "goal"], told), QUESTION)
+    assert (plain["reasoning_plan"][0]["goal"], cleaned.self_talk) == (told, 0)
 
 
 def test_a_field_that_is_all_self_talk_stays():

@@ -245,7 +245,7 @@ def test_one_model_that_speaks_out_of_form_ends_with_what_it_has():
     record, _ = one(is_alone=True, solver=[GOOD["solver"], GOOD["solver"], "no"])
     assert (record.rounds, record.answer, len(record.findings)) == (2, None, 1)
     record, _ = one(is_alone=True, solver=[finish | {"answer": None}])
-    assert (record.rounds, record.answer, record.reason) == (1, None, "grounding")
+    assert (record.rounds, record.answer, record.reason) == (1, None, "answer")
 
 
 @pytest.mark.parametrize(
@@ -382,11 +382,13 @@ def test_files_that_are_not_protocols_are_errors(tmp_path):
 
 def test_a_file_is_of_one_kind(world, search, tmp_path):
     path, desk = tmp_path / "p.jsonl", scripted(world, search)
-    protocol_files.check_kind(path, is_alone=True)  # nothing is there
+    protocol_files.check_kind(path, is_alone=True, normalise_style=True)  # nothing is there
     asyncio.run(build(world.questions["train"][:1], [desk], path, concurrency=1, failure_frac=0.0))
-    protocol_files.check_kind(path, is_alone=False)
+    protocol_files.check_kind(path, is_alone=False, normalise_style=True)
     with pytest.raises(ValueError, match="records of the team, and these would be of one model al"):
-        protocol_files.check_kind(path, is_alone=True)
+        protocol_files.check_kind(path, is_alone=True, normalise_style=True)
+    with pytest.raises(ValueError, match="with normalised style, and these would be without it"):
+        protocol_files.check_kind(path, is_alone=False, normalise_style=False)
 
 
 def test_every_role_is_told_its_budgets():

@@ -43,11 +43,12 @@ class Rejection:
 
 def rejection(
     protocol: object, question: Question, passages: Mapping[str, Passage],
-    *, queries: Sequence[str] = (),
+    *, queries: Sequence[str] = (), is_correct: bool | None = None,
 ) -> Rejection | None:  # fmt: skip
     """The first gate that a protocol fails, None if it passes all.
 
-    schema: its shape. answer: a claimed answer equals a golden one by exact match. grounding: each
+    schema: its shape. answer: a claimed answer equals a golden one by exact match, and one is
+    claimed just where the work ended rightly (is_correct, None for unknown). grounding: each
     fact stands verbatim, but for runs of white space, in the passage it names. leak: no golden
     answer stands in the plan or in a query that was asked; one that the question itself names, and
     "yes" or "no", cannot be a leak.
@@ -60,6 +61,9 @@ def rejection(
     answer = protocol.get("answer")
     if answer is not None and not exact_match(answer, question.golden_answers):
         return Rejection("answer", f"{answer!r} is none of {question.golden_answers}")
+    if is_correct is not None and (answer is not None) != is_correct:
+        claim = "no answer after a right one" if is_correct else f"{answer!r} after a wrong one"
+        return Rejection("answer", f"the protocol has {claim}")
     for entry in protocol["grounding_facts"]:
         passage = passages.get(entry["passage_id"])
         source = "" if passage is None else f"{passage.title}\n{passage.text}"
@@ -103,17 +107,18 @@ def _spaced(text: str) -> str:
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _SELF_TALK = re.compile(
-    r"^(okay|ok|well|hmm|so|wait|alright|great|sure|now|actually|perhaps|maybe)\b[,!. ]*|"
-    r"\b(let me|let us|let's|i (will|would|should|think|need|believe|guess|wonder|am|have)|"
-    r"i'(ll|m|ve|d)|we (should|need|can|could|will|must))\b",
-    re.IGNORECASE,
+    # an opener only with its comma, and "I" only before a small letter: titles begin so too
+    r"^(?i:okay|ok|well|hmm|so|wait|alright|great|sure|now|actually|perhaps|maybe)\s*[,!.]|"
+    r"\b(?:(?i:let me|let us|let's)|"
+    r"I (?:will|would|should|think|need|believe|guess|wonder|am|have)|I'(?:ll|m|ve|d)|"
+    r"[Ww]e (?:should|need|can|could|will|must))\b"
 )
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What style normalisation took away: sentences of self-talk, repeated ones, and facts or
-    findings about nothing that the plan or the answer names."""
+    """What style normalisation took away: sentences of self-talk, repeated ones, and facts about
+    nothing that the plan or the answer names."""
 
     self_talk: int
     repeated: int

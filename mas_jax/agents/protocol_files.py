@@ -40,15 +40,20 @@ def read(path: Path) -> list[dict]:
     return found
 
 
-def check_kind(path: Path, *, is_alone: bool) -> None:
+def check_kind(path: Path, *, is_alone: bool, normalise_style: bool) -> None:
     """Raises: ValueError for a file that cannot be read, or holds records of the other kind: of the
-    team where one model shall work alone, or the reverse."""
+    team where one model shall work alone, of another treatment of style, or the reverse."""
     for record in read(path):
         if record.get("is_alone", False) != is_alone:  # a record of before says nothing
             kinds = ("the team", "one model alone")
             raise ValueError(
                 f"{path} holds records of {kinds[not is_alone]}, and these would be of "
                 f"{kinds[is_alone]}; name another file"
+            )
+        if record["protocol"] is not None and (record["cleaned"] is not None) != normalise_style:
+            raise ValueError(
+                f"{path} holds protocols with{'out' * normalise_style} normalised style, and these "
+                f"would be with{'out' * (not normalise_style)} it; name another file"
             )
 
 

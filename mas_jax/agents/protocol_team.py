@@ -270,19 +270,21 @@ async def _answer(work: _Work, diagnosis: str = "") -> str | None:
 async def _repaired(work: _Work, answer: str | None) -> tuple[str | None, int]:
     """The answer after as many repairs as it takes or may take, and how many there were."""
     question, golds = work.question, list(work.question.golden_answers)
+    leaked = ""
     for number in range(work.desk.limits.repairs):
         if answer is not None and exact_match(answer, golds):
             return answer, number
         payload = {
             "question": question.text, "accepted_answers": golds, "answer": answer,
             "findings": work.told,
-        }  # fmt: skip
+        } | ({"rejected": leaked} if leaked else {})  # fmt: skip
         reply = await work.ask("repair", payload, FORMS["repair"])
         if reply is None:
             continue
         told = [reply["diagnosis"], *(task["objective"] for task in reply["subtasks"])]
         if any(protocols.leaks(text, question) for text in told):
             work.counts["leaks"] += 1
+            leaked = "your last repair told an accepted answer in its diagnosis or an objective"
             continue
         if reply["failure_type"] == "search":
             subtasks = reply["subtasks"][: work.desk.limits.subtasks]
@@ -307,7 +309,9 @@ async def _written(
     reply = await work.ask("protocolizer", payload, FORMS["protocolizer"])
     if reply is None:
         return _record(work, None, "protocolizer", "no protocol in form", **ends)
-    found = protocols.rejection(reply, question, work.passages, queries=work.queries)
+    found = protocols.rejection(
+        reply, question, work.passages, queries=work.queries, is_correct=is_correct
+    )
     if found is not None:
         return _record(work, None, found.gate, found.message, **ends)
     cleaned = None

@@ -6,6 +6,7 @@ Validation, certificates and norms of gradients by role are not counted.
 Must not know: how a step is made.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,7 +73,11 @@ def _entry(stage: str, role: str, found: Mapping[str, float]) -> ledger.Entry:
 
 def of_policy(directory: Path) -> tuple[ledger.Entry, ...]:
     """What the run that trained the policy RUN/STAGE/policy spent on it, its teacher's training
-    included; none for a directory of no run."""
+    included, and that of the stages that it went on from; none for a directory of no run."""
     stage = directory.resolve().parent
     names = [stage.name] if stage.name == TEACHER else [TEACHER, stage.name]
+    path = stage.parent / "config.json"
+    train = json.loads(path.read_text())["train"] if path.exists() else {}
+    if train.get("continued"):
+        names = list(train["stages"])[: list(train["stages"]).index(stage.name) + 1]
     return tuple(entry for name in names for entry in of_stage(stage.parent / name))

@@ -119,7 +119,7 @@ def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict
         "mesh": config.mesh.to_dict(),
         "sampling": config.sampling.to_dict(),
         "seed": config.seed,
-        **({"notes": digest(_notes(config))} if config.evaluation.privileged else {}),
+        **({"notes": digest(_notes(config, scene))} if config.evaluation.privileged else {}),
     }
     if config.model.stepwise:
         values["stepwise"] = dataclasses.asdict(load_stepwise(config.model.prompts))
@@ -132,11 +132,12 @@ def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict
     return json.loads(json.dumps(values))  # tuples as the records will hold them
 
 
-def _notes(config: ConfigDict) -> dict[str, str]:
+def _notes(config: ConfigDict, scene: assembly.Scene) -> dict[str, str]:
     """What teams read behind each question: the texts of `privileged`, if they are to."""
     if not config.evaluation.privileged:
         return {}
-    return read_texts(config.privileged, seed=config.seed)
+    questions = scene.questions[config.evaluation.split]
+    return read_texts(config.privileged, questions, seed=config.seed)
 
 
 def make_plan(
@@ -197,7 +198,7 @@ def _player(prepared: Prepared, system: System) -> Play:
     config, scene, engines = prepared.config, prepared.scene, prepared.engines
     world = assembly.make_play_world(scene, engines)
     team = assembly.make_team(_with_caps(config, system), system.team, scene)
-    team = dataclasses.replace(team, notes=_notes(config))
+    team = dataclasses.replace(team, notes=_notes(config, scene))
     run = Run(seed=config.seed, purpose="eval", step=0)
     limits = rollout.Limits(**config.rollout)
 

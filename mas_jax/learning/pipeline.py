@@ -220,7 +220,7 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
     if not any(row.learns and row.is_viewed for row in programme.values()):
         return None
     p, scene = pipeline.config.privileged, pipeline.scene
-    shown = privileged.read_texts(p, seed=pipeline.config.seed)
+    shown = privileged.read_texts(p, scene.questions["train"], seed=pipeline.config.seed)
     examples = scene.prompts.examples.get("single", ())
     fallback = privileged.fallback_of(p.fallback, control=p.control)
     return Privilege(

@@ -46,9 +46,10 @@ def make_players(
         return Players(team, script.sample, scene.training)
     path = Path(config.trajectories)
     form = "toy" if config.model.prompts == "toy" else "full"
-    found = read_trajectories(path, form)
+    asked = {question.uid for source in scene.training.sources for question in source}
+    found = {u: said for u, said in read_trajectories(path, form).items() if u in asked}
     # a teacher had its own budget, and its trajectories are imitated whole
-    most = max(map(len, found.values()))
+    most = max(map(len, found.values()), default=1)
     budgets = dataclasses.replace(
         team.budgets, turns=most, searcher_turns=most, searches=most, all_searches=most
     )

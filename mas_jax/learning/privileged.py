@@ -15,7 +15,7 @@ from mas_jax.agents.chat import Chat
 from mas_jax.agents.protocol import FIELDS, Protocol, render, select
 from mas_jax.agents.protocol_files import read_protocols
 from mas_jax.learning.views import View, insert
-from mas_jax.records import Episode, Trace
+from mas_jax.records import Episode, Question, Trace
 
 CONTROLS = ("none", "empty", "shuffled", "wrong")
 FALLBACKS = ("rollout", "none")
@@ -33,7 +33,7 @@ def texts(
     if control not in CONTROLS:
         raise ValueError(f"privileged.control={control!r}: choose from {CONTROLS}")
     chosen = {uid: select(found, fields) for uid, found in protocols.items()}
-    own = {uid: text for uid, found in chosen.items() if (text := render(found, form))}
+    own = {uid: text for uid, found in chosen.items() if found and (text := render(found, form))}
     if control == "empty":
         return dict.fromkeys(own, "")
     if control == "shuffled":
@@ -45,10 +45,12 @@ def texts(
     return own
 
 
-def read_texts(section: Mapping, *, seed: int) -> dict[str, str]:
-    """`texts` as the config's section `privileged` says: of its file of launch/build_protocols.py,
-    no fields standing for all. Raises: ValueError as `texts`."""
-    found = read_protocols(Path(section["protocols"]))
+def read_texts(section: Mapping, questions: Sequence[Question], *, seed: int) -> dict[str, str]:
+    """`texts` of these questions, as the config's section `privileged` says: of its file of
+    launch/build_protocols.py, no fields standing for all. Other questions of the file, such as
+    those of another split, are not shown as a control either. Raises: ValueError as `texts`."""
+    every = read_protocols(Path(section["protocols"]))
+    found = {q.uid: every[q.uid] for q in questions if q.uid in every}
     fields, form, control = (section[name] for name in ("fields", "form", "control"))
     return texts(found, fields=fields or FIELDS, form=form, control=control, seed=seed)
 
@@ -77,7 +79,8 @@ class Privilege:
     """What the privileged branch is shown.
 
     texts: by question. fallback: "rollout" for the first correct rollout of the group where there
-    is no text, "none" for nothing. num_examples: exchanges before the opening question. markers:
+    is no text (the rollout itself has no view: it would read what it is about to say), "none" for
+    nothing. num_examples: exchanges before the opening question. markers:
     what only a reader of such texts says, `protocol.MARKERS`.
     """
 
@@ -97,35 +100,38 @@ class Privilege:
         """The view of each trace of a step's episodes, and how many of their questions show what:
         `privileged/...`."""
         shown: dict[str, str] = {}
+        copied: dict[str, int] = {}  # question -> the rollout that is shown
         counts = dict.fromkeys(("protocols", "rollouts", "nothing"), 0)
         by_question: dict[str, list[Episode]] = {}
         for episode in episodes:
             by_question.setdefault(episode.question, []).append(episode)
         for uid, group in by_question.items():
-            own = self.texts.get(uid)
-            text = own if own is not None else self._rollout(group)
-            kind = "protocols" if own is not None else "nothing" if text is None else "rollouts"
+            right = None if uid in self.texts else self._right(group)
+            if uid in self.texts:
+                shown[uid] = self.texts[uid]
+            elif right is not None:
+                shown[uid], copied[uid] = self._said(right), right.rollout
+            kind = "protocols" if uid in self.texts else "rollouts" if uid in shown else "nothing"
             counts[kind] += 1
-            if text is not None:
-                shown[uid] = text
         ids = {uid: tuple(self.chat.tokenizer.encode(text)) for uid, text in shown.items() if text}
 
         def view_of(trace: Trace) -> View | None:
-            if trace.question not in shown:
+            if trace.question not in shown or copied.get(trace.question) == trace.rollout:
                 return None
             text = ids.get(trace.question, ())
             return insert(trace, text, self.chat, num_examples=self.num_examples)
 
         return view_of, {f"privileged/{name}": count for name, count in counts.items()}
 
-    def _rollout(self, group: Sequence[Episode]) -> str | None:
-        """What the first correct rollout of a group sampled, turn by turn; None without one."""
+    def _right(self, group: Sequence[Episode]) -> Episode | None:
+        """The first correct rollout of a group; None without one, or if none is to be shown."""
         if self.fallback == "none":
             return None
         ordered = sorted(group, key=lambda episode: episode.rollout)
-        right = next((e for e in ordered if e.failure is None and max(e.correct) == 1.0), None)
-        if right is None:
-            return None
+        return next((e for e in ordered if e.failure is None and max(e.correct) == 1.0), None)
+
+    def _said(self, right: Episode) -> str:
+        """What a rollout sampled, turn by turn."""
         tokenizer = self.chat.tokenizer
         said = [
             tokenizer.decode([t for t in trace.tokens[turn.start : turn.end]

@@ -33,6 +33,7 @@ from mas_jax.evaluation.statistics import (
     macro_average,
 )
 from mas_jax.learning import assembly, cost, evaluate, pipeline, revision
+from mas_jax.learning.privileged import digest as texts_digest
 from mas_jax.learning.study_cells import Cell, Change, make_config, nothing
 from mas_jax.learning.study_freeze import (
     check,
@@ -41,7 +42,7 @@ from mas_jax.learning.study_freeze import (
     start_directory,
     weights_digest,
 )
-from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS
+from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS, PROTOCOL_SKILL
 from mas_jax.sampling.replicas import Replicas
 
 # what a record keeps of every step, under the names of metrics.jsonl
@@ -51,8 +52,9 @@ CURVES = (
     "update/searcher/entropy", "update/searcher/kl_to_teacher", "update/searcher/kl_to_start",
     "update/leader/entropy", "update/answerer/entropy", "update/gradient_norm",
     "update/searcher/divergence", "privileged/protocols", "privileged/rollouts",
+    "rollout/searcher/length", "style/unigram_drift", "style/bigram_drift", "leak/marker_frac",
+    "leak/answer_frac",
 )  # fmt: skip
-PROTOCOL_SKILL = 0.8  # of the script that writes protocols: some questions get partial findings
 PLAYS = ("free", *(f"{kind}_{cap}" for kind, caps in CAPS.items() for cap in caps))
 
 logger = logging.getLogger(__name__)
@@ -186,6 +188,9 @@ def _protocols(config: ConfigDict, writer: str, lab: Lab) -> Path:
             questions, [desk], part, concurrency=8, failure_frac=0.0, tell=lambda *_: None
         )
     )
+    missing = len(questions) - len(protocol_files.read(part))
+    if missing:
+        raise ValueError(f"{missing} of {len(questions)} questions have no record in {part}")
     part.replace(path)
     return path
 
@@ -238,10 +243,11 @@ def _describe(plan: Plan, scores: Sequence[EpisodeScore]) -> dict:
 
 def _record(ready: _Ready, cell: Cell, seed: int, directory: Path) -> dict:
     """Everything of a record but its plays."""
-    steps, spent, made_with = [], (), revision.describe()
+    steps, spent, made_with = [], [], revision.describe()
     if cell.policy == "own":
-        stage = directory / ready.config.train.stages[-1]
-        steps, spent = metrics.read(stage / metrics.FILE), cost.of_stage(stage)
+        for stage in ready.config.train.stages:
+            steps += metrics.read(directory / stage / metrics.FILE)
+            spent += cost.of_stage(directory / stage)
         made_with = json.loads((directory / "revision.json").read_text())
     total = ledger.total(spent)
     return {
@@ -254,6 +260,7 @@ def _record(ready: _Ready, cell: Cell, seed: int, directory: Path) -> dict:
         "git": made_with["git"],
         "changed_files": len(made_with["changed_files"]),
         "devices": made_with["num_devices"],
+        **_read_records(ready.config, cell),
         "training": {
             "searches": total.searches,
             "input_tokens": total.input_tokens,
@@ -268,6 +275,17 @@ def _record(ready: _Ready, cell: Cell, seed: int, directory: Path) -> dict:
             if any(name in step for step in steps)
         },
     }
+
+
+def _read_records(config: ConfigDict, cell: Cell) -> dict[str, str]:
+    """Names the protocols or trajectories that a cell read."""
+    if not cell.protocols:
+        return {}
+    read = {
+        uid: json.dumps(found, sort_keys=True)
+        for uid, found in protocol_files.read_protocols(Path(config.privileged.protocols)).items()
+    }
+    return {"protocols": texts_digest(read)}
 
 
 def _rounded(value: float | None) -> float | None:

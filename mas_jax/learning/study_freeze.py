@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from mas_jax.agents.prompts import load_prompts
+from mas_jax.agents.protocol_oracle import STYLES
+from mas_jax.agents.protocol_roles import Limits
 from mas_jax.config import default_config, role
 from mas_jax.data.world import make_world
 from mas_jax.files import write_json
 from mas_jax.learning import assembly
 from mas_jax.learning.study_cells import Cell, changes, flat, make_config
-from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS
+from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS, PROTOCOL_SKILL
 
 FILE = Path("notebooks/frozen.json")
 
@@ -47,6 +49,11 @@ def _shared() -> dict[str, dict]:
         "defaults": defaults,
         "row": flat(role()),
         "evaluation": {"caps": caps, "capped_runs": CAPPED_RUNS},
+        "protocols": {
+            "skill": PROTOCOL_SKILL,
+            "limits": dataclasses.asdict(Limits()),
+            "styles": json.loads(json.dumps(dict(STYLES))),
+        },
         "prompts": {"toy": digest(dataclasses.asdict(load_prompts("toy")))},
     }
 
@@ -99,8 +106,8 @@ def check(path: Path, name: str) -> None:
             "before it is run: --freeze adds the new ones"
         )
     for section, values in _shared().items():
-        known = {key: value for key, value in values.items() if key in frozen[section]}
-        _compare(section, frozen[section], known, path)
+        known = {k: value for k, value in values.items() if k in frozen.get(section, {})}
+        _compare(section, frozen.get(section, {}), known, path)
     _compare(name, frozen["cells"][name], describe(CELLS[name]), path)
 
 

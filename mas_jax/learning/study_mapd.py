@@ -18,7 +18,7 @@ from mas_jax.config_systems import (
     sdar,
     sft_then_ppo,
 )
-from mas_jax.learning.study_cells import Cell, Change, both
+from mas_jax.learning.study_cells import STEPS, Cell, Change, both, steps
 
 START = "protocol"
 COEF = 0.05  # lambda, METHODS 2.1
@@ -46,6 +46,14 @@ def _imitates(system: Callable[..., ConfigDict], records: str) -> Change:
         system(config, records)
 
     return _change
+
+
+def _sft_then_ppo(config: ConfigDict) -> None:
+    """Both stages together as many updates as the others, one a step."""
+    sft_then_ppo(config)
+    config.train.updates_per_batch = 1
+    for stage in config.stages.values():
+        stage.steps = STEPS // 2
 
 
 def _privileged(**values) -> Change:
@@ -85,6 +93,9 @@ READ = (
 
 METHODS = (
     _cell("mapd_grpo", "GRPO alone", _trained(protocol_grpo), protocols=""),
+    # MAPD's branch is one pass over the views beside three over the traces: at most half more
+    _cell("mapd_grpo_long", "GRPO alone for 60 updates, no fewer FLOPs than MAPD",
+          steps(_trained(protocol_grpo), 60), protocols=""),
     _cell("mapd", "MAPD", _trained(mapd)),
     _cell("mapd_sdar", "SDAR, as published", _trained(sdar)),
     _cell("mapd_raw_team", "the offline team's raw trajectories, imitated",
@@ -102,8 +113,8 @@ METHODS = (
 VARIANTS = (
     _cell("mapd_protocol_one", "MAPD, protocols by one model", _trained(mapd),
           protocols="alone-plain"),
-    _cell("mapd_sft_ppo", "one model's trajectories imitated, then as many updates of PPO",
-          sft_then_ppo, seeds=1, protocols="alone-plain"),
+    _cell("mapd_sft_ppo", "one model's trajectories imitated, then PPO, half of the updates each",
+          _sft_then_ppo, seeds=1, protocols="alone-plain"),
     *(_cell(f"mapd_{coef}", f"MAPD, lambda {coef}", _trained(mapd, divergence_coef=coef))
       for coef in (0.01, 0.1, 0.5)),
     _cell("mapd_without_plan", "no reasoning_plan", _without("reasoning_plan")),

@@ -82,6 +82,8 @@ MAPD_CLAIMS = (
     ("mapd_grpo", "protocol_base"),
     *(("mapd", other) for other in ("mapd_grpo", "mapd_sdar", "mapd_shuffled", "mapd_wrong")),
     ("mapd_sdar", "mapd_grpo"),
+    ("mapd", "mapd_grpo_long"),
+    ("mapd", "mapd_empty"),
     *(("mapd", other) for other in ("mapd_raw_team", "mapd_raw_one", "mapd_protocol_one")),
     ("mapd_raw_one", "mapd_raw_team"),
     ("mapd", "mapd_sft_ppo"),
@@ -109,6 +111,7 @@ SAME_TEACHING = (
     ("mapd", "mapd_other_words"),
     ("mapd", "mapd_talkative"),
     ("mapd_other_words", "mapd_talkative"),
+    ("mapd", "mapd_talkative_raw"),
 )
 MARGIN = 0.02  # of avg@4
 
