@@ -29,6 +29,7 @@ setup(
         "huggingface_hub>=1,<3",
         "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
         "jax>=0.10,<0.12",
+        "jinja2>=3.1",  # transformers renders chat templates with it, and does not ask for it
         "jsonschema>=4.20,<5",
         # with the parser's runtime that its grammars were generated for last
         "math-verify[antlr4_13_2]>=0.9,<0.10",

@@ -66,6 +66,8 @@ def test_a_control_shows_no_question_of_another_split(tmp_path):
     asked = [Question(uid, "d", uid, ("a",)) for uid in ("q0", "q1")]
     found = privileged.read_texts(section, asked, seed=0)
     assert found == {"q0": shown()["q1"], "q1": shown()["q0"]}
+    with pytest.raises(ValueError, match=r"of 4 questions and none of these, such as 'new'"):
+        privileged.read_texts(section, [Question("new", "d", "?", ("a",))], seed=0)
 
 
 def test_choices_of_the_config_are_those_of_the_code():

@@ -4,13 +4,13 @@ A question whose endpoint or retriever failed has no line: the same command trie
 know: which endpoint, training.
 """
 
-import asyncio
 import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from mas_jax.agents.agent import run_all
 from mas_jax.agents.protocol import Protocol
 from mas_jax.agents.protocol_team import Desk, Record, work_on
 from mas_jax.agents.rollout import TooManyFailures
@@ -110,13 +110,7 @@ async def build(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        workers = [asyncio.ensure_future(_worker(file)) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await run_all(_worker(file) for _ in range(concurrency))
 
 
 def as_line(record: Record) -> str:

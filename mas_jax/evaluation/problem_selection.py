@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mas_jax.agents.agent import run_all
 from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.data import problems
 from mas_jax.data.questions import words
@@ -170,13 +171,7 @@ async def select(
                 await _look_at(problem)
 
     front.advance()
-    workers = [asyncio.ensure_future(_worker()) for _ in range(concurrency)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await run_all(_worker() for _ in range(concurrency))
     chosen = tuple((problem, records.right[problem.uid]) for problem in front.selected)
     return Selection(chosen[: criteria.count], len(records.right), len(failures))
 

@@ -426,9 +426,9 @@ def actor_chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:
     return make_chat(tokenizer, TEMPLATES[config.actor.template])
 
 
-def weights_digest(directory: Path) -> str:
-    """Digest of a checkpoint's weights."""
-    return _files_digest(sorted(directory.glob("*.safetensors")))
+def weights_digest(directory: Path, *, size: int = 16) -> str:
+    """Digest of a checkpoint's weights, in so many bytes."""
+    return _files_digest(sorted(directory.glob("*.safetensors")), size=size)
 
 
 def policy_identity(
@@ -444,8 +444,8 @@ def policy_identity(
     }
 
 
-def _files_digest(paths: Sequence[Path]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _files_digest(paths: Sequence[Path], *, size: int = 16) -> str:
+    digest = hashlib.blake2b(digest_size=size)
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -87,13 +87,17 @@ def _with_caps(config: ConfigDict, system: System) -> ConfigDict:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An evaluation that is ready to play: systems and their plans, and what they play with."""
+    """An evaluation that is ready to play: systems and their plans, and what they play with.
+
+    notes: what they read behind each question.
+    """
 
     config: ConfigDict
     workdir: Path
     scene: assembly.Scene
     engines: Replicas | Policies
     plans: Mapping[System, Plan]
+    notes: Mapping[str, str]
 
     def path(self, system: System) -> Path:
         """The records of a system."""
@@ -104,7 +108,9 @@ class Prepared:
 _ENGINE_KEYS = ("dtype", "calls", "buckets", "page_size", "prefill_blocks", "decode_rows")
 
 
-def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict:
+def _settings(
+    config: ConfigDict, system: System, scene: assembly.Scene, notes: Mapping[str, str]
+) -> dict:
     """What a system's episodes depend on, as JSON values: a resume with other values is refused."""
     model = config.model.to_dict()
     del model["checkpoint"], model["stepwise"]
@@ -119,7 +125,7 @@ def _settings(config: ConfigDict, system: System, scene: assembly.Scene) -> dict
         "mesh": config.mesh.to_dict(),
         "sampling": config.sampling.to_dict(),
         "seed": config.seed,
-        **({"notes": digest(_notes(config, scene))} if config.evaluation.privileged else {}),
+        **({"notes": digest(notes)} if config.evaluation.privileged else {}),
     }
     if config.model.stepwise:
         values["stepwise"] = dataclasses.asdict(load_stepwise(config.model.prompts))
@@ -140,14 +146,14 @@ def _notes(config: ConfigDict, scene: assembly.Scene) -> dict[str, str]:
     return read_texts(config.privileged, questions, seed=config.seed)
 
 
-def make_plan(
-    config: ConfigDict, system: System, scene: assembly.Scene, *, split: str, num_questions: int,
-    num_runs: int,
-) -> Plan:  # fmt: skip
-    """The questions of a split, the same number of each dataset, for a system."""
-    questions = assembly.spread(scene.questions[split], num_questions)
-    settings = _settings(_with_caps(config, system), system, scene)
-    return Plan(system.team, questions, num_runs, settings, system.name)
+def _make_plan(
+    config: ConfigDict, system: System, scene: assembly.Scene, notes: Mapping[str, str]
+) -> Plan:
+    """The questions of the config's split, the same number of each dataset, for a system."""
+    e = config.evaluation
+    questions = assembly.spread(scene.questions[e.split], e.num_questions)
+    settings = _settings(_with_caps(config, system), system, scene, notes)
+    return Plan(system.team, questions, e.num_runs, settings, system.name)
 
 
 def prepare(config: ConfigDict, workdir: Path) -> Prepared:
@@ -173,21 +179,17 @@ def prepare_systems(
     engines: Replicas | Policies,
 ) -> Prepared:  # fmt: skip
     """An evaluation of these systems on the config's split. Raises: as `prepare`."""
-    e = config.evaluation
+    notes = _notes(config, scene)
     plans = {
-        system: make_plan(
-            config, system, scene,
-            split=e.split, num_questions=e.num_questions, num_runs=e.num_runs,
-        )
-        for system in under_caps(config, systems)
-    }  # fmt: skip
+        system: _make_plan(config, system, scene, notes) for system in under_caps(config, systems)
+    }
     sets = sorted({q.dataset for plan in plans.values() for q in plan.questions})
-    if e.published and not set(sets) & set(published.SETS):
+    if config.evaluation.published and not set(sets) & set(published.SETS):
         raise ValueError(
             f"evaluation.published=True, but the questions are of {sets} and published numbers of "
             f"{published.SETS}; set it to False"
         )
-    prepared = Prepared(config, workdir, scene, engines, plans)
+    prepared = Prepared(config, workdir, scene, engines, plans, notes)
     for system, plan in plans.items():
         records_file.resume(prepared.path(system), plan)
     return prepared
@@ -198,7 +200,7 @@ def _player(prepared: Prepared, system: System) -> Play:
     config, scene, engines = prepared.config, prepared.scene, prepared.engines
     world = assembly.make_play_world(scene, engines)
     team = assembly.make_team(_with_caps(config, system), system.team, scene)
-    team = dataclasses.replace(team, notes=_notes(config, scene))
+    team = dataclasses.replace(team, notes=prepared.notes)
     run = Run(seed=config.seed, purpose="eval", step=0)
     limits = rollout.Limits(**config.rollout)
 

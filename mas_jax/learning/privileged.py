@@ -48,9 +48,16 @@ def texts(
 def read_texts(section: Mapping, questions: Sequence[Question], *, seed: int) -> dict[str, str]:
     """`texts` of these questions, as the config's section `privileged` says: of its file of
     launch/build_protocols.py, no fields standing for all. Other questions of the file, such as
-    those of another split, are not shown as a control either. Raises: ValueError as `texts`."""
-    every = read_protocols(Path(section["protocols"]))
+    those of another split, are not shown as a control either. Raises: ValueError as `texts`, or if
+    the file is of none of the questions."""
+    path = section["protocols"]
+    every = read_protocols(Path(path))
     found = {q.uid: every[q.uid] for q in questions if q.uid in every}
+    if questions and not found:
+        raise ValueError(
+            f"privileged.protocols={path!r} holds protocols of {len(every)} questions and none of "
+            f"these, such as {questions[0].uid!r}; build it with the --split and config of them"
+        )
     fields, form, control = (section[name] for name in ("fields", "form", "control"))
     return texts(found, fields=fields or FIELDS, form=form, control=control, seed=seed)
 

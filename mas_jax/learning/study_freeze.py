@@ -71,11 +71,8 @@ def start_directory(name: str) -> Path:
 
 @functools.cache
 def weights_digest(directory: Path) -> str:
-    """Of a policy's weights."""
-    found = hashlib.blake2b(digest_size=8)
-    for path in sorted(directory.glob("*.safetensors")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+    """Of a policy's weights, read once."""
+    return assembly.weights_digest(directory, size=8)
 
 
 def digest(value: Any) -> str:
