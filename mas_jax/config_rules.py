@@ -48,6 +48,16 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
         for name in names:
             if config[section][name] < 1:
                 raise ValueError(f"{section}.{name}={config[section][name]} must be at least 1")
+    p, m = config.pretrain.settings, config.math_pretrain
+    for where, steps, warmup in (
+        ("pretrain.settings", p.steps, p.warmup_steps),
+        *((f"math_pretrain.steps.{who}", m.steps[who], m.settings.warmup_steps) for who in m.steps),
+    ):
+        if warmup >= steps:
+            raise ValueError(
+                f"{where} has {steps} steps and warmup_steps={warmup}, so the learning rate never "
+                "falls; set fewer warmup_steps, or more steps"
+            )
     if t.temperature <= 0:
         raise ValueError(
             f"train.temperature={t.temperature} must be above 0; a greedy policy has no log-probs "

@@ -245,6 +245,8 @@ _STUDENT = "stages.student.programme"
         ({"certify.num_questions": 0}, "certify.num_questions=0 must be at least 1"),
         ({"stages.teacher.steps": 0}, "stages.teacher.steps=0 must be at least 1"),
         ({"train.temperature": 0.0}, "train.temperature=0.0 must be above 0"),
+        ({"pretrain.settings.steps": 100}, "has 100 steps and warmup_steps=100"),
+        ({"math_pretrain.steps.actor": 6}, "math_pretrain.steps.actor has 6 steps and warmup"),
         ({"train.remat": "some"}, "train.remat: 'some' is unknown"),
         ({"train.optimizer.schedule": "cosin"}, "'cosin' is unknown; did you mean 'cosine'?"),
         ({"model.template": "alpaca"}, "model.template: 'alpaca' is unknown"),
