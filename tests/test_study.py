@@ -13,7 +13,9 @@ from mas_jax.learning import study_cells, study_freeze, study_grid, study_report
 from mas_jax.learning.study_grid import CELLS
 
 
-def play(right: dict[str, str], *, num_runs: int = 4, searches: float = 1.5) -> dict:
+def play(
+    right: dict[str, str], *, num_runs: int = 4, searches: float = 1.5, tokens: float = 120
+) -> dict:
     """An evaluation with these digits, and costs of little interest."""
     return {
         "num_runs": num_runs,
@@ -21,8 +23,9 @@ def play(right: dict[str, str], *, num_runs: int = 4, searches: float = 1.5) -> 
         "avg": 0.0,
         "pass_at_k": 0.5,
         "all_at_k": 0.25,
-        "per_workflow": {"searches": searches, "input_tokens": 100.0, "output_tokens": 20.0},
-    }
+        "per_workflow": {"searches": searches, "input_tokens": tokens - 20,
+                         "output_tokens": 20.0},
+    }  # fmt: skip
 
 
 def record(cell: str, seed: int, right: dict[str, str]) -> dict:
@@ -116,6 +119,26 @@ def test_accuracy_at_a_spend_lies_between_the_plays_that_cost_next_to_it():
         assert (found is None) == (wanted is None)
         if wanted is not None:
             np.testing.assert_allclose(found["a"], wanted)
+
+
+def test_a_cap_on_searches_spares_tokens_and_a_cap_on_tokens_no_searches():
+    one = record("x", 0, {"a": "4"})
+    one["plays"] = {
+        "free": play({"a": "4"}, tokens=300, searches=2.0),
+        "tokens_120": play({"a": "3"}, tokens=200, searches=1.0),
+        "searches_1": play({"a": "0"}, tokens=100, searches=1.5),
+    }
+    for kind, budget, wanted in (("tokens", 250, 0.875), ("tokens", 150, 0.375),
+                                 ("searches", 1.75, 0.5), ("searches", 1.2, None)):  # fmt: skip
+        found = records.at_spend(one, kind, budget)
+        assert (None if found is None else found["a"].tolist()) == (wanted and [wanted])
+
+
+def test_a_cell_says_how_many_of_its_seeds_reach_a_budget():
+    runs = {"x": {s: record("x", s, {"a": "4"}) for s in (0, 1)}}
+    del runs["x"][1]["plays"]["searches_1"]
+    grid = records.cell_grid(runs, ["x"], {}, budgets={"searches": 1.0, "tokens": 9}, title="t")
+    assert grid.rows[0][9:11] == ("50.0 (1)", "-")
 
 
 def test_equal_teaching_is_shown_only_by_an_interval_inside_the_margin():

@@ -18,6 +18,8 @@ from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.statistics import COSTS
 
 Runs = Mapping[str, Mapping[int, Mapping]]  # cell -> training seed -> record
+# the caps that spare a cost: most tokens are those of passages that were searched for
+CAPS = {"searches": ("searches_",), "tokens": ("searches_", "tokens_")}
 
 
 def append(directory: Path, record: Mapping) -> None:
@@ -68,11 +70,12 @@ def spent(record: Mapping, play: str, kind: str) -> float:
 def at_spend(record: Mapping, kind: str, budget: float) -> dict[str, np.ndarray] | None:
     """Question values at a mean cost of `budget`, between the two plays that cost next to it.
 
-    Straight lines between the plays without a cap and under each cap on this kind; those of the
-    dearest play where none costs as much, None where all cost more.
+    Straight lines between the plays without a cap and under each cap that spares this kind, in the
+    order of what they cost; those of the dearest play where none costs as much, None where all cost
+    more.
     """
-    names = [name for name in record["plays"] if name == "free" or name.startswith(f"{kind}_")]
-    plays = sorted(((spent(record, name, kind), name) for name in names), key=lambda pair: pair[0])
+    names = [name for name in record["plays"] if name == "free" or name.startswith(CAPS[kind])]
+    plays = sorted((spent(record, name, kind), name) for name in names)
     costs = [cost for cost, _ in plays]
     if budget < costs[0]:
         return None
@@ -168,7 +171,8 @@ def cell_grid(
 ) -> Grid:  # fmt: skip
     """A row a cell that was run: means over its seeds, and the spread of avg@4 over them.
 
-    sources: as in `trained_tokens`. budgets: a mean cost by kind, at which accuracy is shown too.
+    sources: as in `trained_tokens`. budgets: a mean cost by kind, at which accuracy is shown too;
+    in brackets how many seeds can be played at it, where not all can.
     """
     header = (
         "cell", "seeds", "avg@4", "sd", "pass@4", "4/4", "searches", "input", "output",
@@ -206,7 +210,9 @@ def cell_grid(
 def _at_budget(records: Sequence[Mapping], kind: str, budget: float) -> str:
     found = [at_spend(record, kind, budget) for record in records]
     known = [100 * macro(values) for values in found if values is not None]
-    return f"{fmean(known):.1f}" if len(known) == len(found) else "-"
+    if not known:
+        return "-"
+    return f"{fmean(known):.1f}" + (f" ({len(known)})" if len(known) < len(found) else "")
 
 
 def family_grid(runs: Runs, cells: Sequence[str], *, title: str) -> Grid:
