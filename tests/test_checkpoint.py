@@ -564,5 +564,9 @@ def test_a_config_that_contradicts_lists_the_differing_keys_with_both_values():
     assert "old: checkpoint {}, now absent" in message
     assert "betas" not in message and "log" not in message
     check_config(saved, wanted, free=("log.every", "optim", "seed", "old"))
+    newer = saved | {"later": {"key": 0}}
+    check_config(saved, newer, free=(), defaults={"later": {"key": 0}, "seed": 7})
+    with pytest.raises(ValueError, match=r"later\.key: checkpoint absent, now 0"):
+        check_config(saved, newer, free=(), defaults={"later": {"key": 1}})
     with pytest.raises(ValueError, match=r"log\.every: checkpoint 5, now 9"):
         check_config(saved, saved | {"log": {"every": 9}}, free=("lo", "log.eve"))

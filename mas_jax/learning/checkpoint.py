@@ -251,24 +251,29 @@ def _flat(document: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def check_config(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], *, free: tuple[str, ...]
+    saved: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    *,
+    free: tuple[str, ...],
+    defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Compare a checkpoint's config with the one to continue under, both as JSON sees them.
 
-    `free`: dotted keys that may differ, each with everything below it.
+    `free`: dotted keys that may differ, each with everything below it. `defaults`: what a key meant
+    before there was one, so that runs begun without it go on.
     Raises: ValueError that lists every other differing key with both values.
     """
-    old, new = (
+    old, new, meant = (
         {
             key: json.dumps(value, sort_keys=True)
             for key, value in _flat(json.loads(json.dumps(config))).items()
         }
-        for config in (saved, wanted)
+        for config in (saved, wanted, defaults or {})
     )
     differing = [
         f"{key}: checkpoint {old.get(key, 'absent')}, now {new.get(key, 'absent')}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
+        if old.get(key, meant.get(key)) != new.get(key)
         and not any(key == name or key.startswith(f"{name}.") for name in free)
     ]
     if differing:

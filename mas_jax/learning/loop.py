@@ -6,6 +6,7 @@ Must not know: config files, other stages.
 """
 
 import dataclasses
+import json
 import logging
 import signal
 import time
@@ -24,6 +25,7 @@ from mas_jax import metrics
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Run, Team, World
 from mas_jax.agents.tree import Shape
+from mas_jax.config import default_config
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
 from mas_jax.learning import cost, experience, hosts, kept_episodes, monitors, update
@@ -60,6 +62,12 @@ FREE = (
     "actor.timeout_s", "actor.retries", "actor.concurrency", "actor.cache", "actor.remember",
     "actor.key_variable",
 )  # fmt: skip
+
+
+def check_unchanged(saved: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Whether a run with the config `saved` may go on with `config`. Raises: as `check_config`."""
+    defaults = json.loads(default_config().to_json_best_effort())
+    check_config(saved, config, free=FREE, defaults=defaults)
 
 
 @dataclass(frozen=True)
@@ -200,7 +208,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
         if restored is None:
             state, best = trainer.init(stage.start()), None
         else:
-            check_config(restored.meta["config"], stage.config, free=FREE)
+            check_unchanged(restored.meta["config"], stage.config)
             state, best = restored.state, restored.meta["best"]
             logger.info("%s: going on from step %d", stage.name, restored.step)
         done = start_step = 0 if restored is None else restored.step

@@ -29,7 +29,6 @@ from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
 from mas_jax.files import write_json
 from mas_jax.learning import assembly, cost, evaluate, hosts, loop, players, privileged, revision
 from mas_jax.learning.alarms import AlarmSettings
-from mas_jax.learning.checkpoint import check_config
 from mas_jax.learning.export import save_policy
 from mas_jax.learning.objective import Forward
 from mas_jax.learning.privileged import Privilege
@@ -174,7 +173,7 @@ def _check_workdir(config: ConfigDict, workdir: Path) -> None:
     path = workdir / "config.json"
     saved = hosts.first(lambda: json.loads(path.read_text()) if path.exists() else None)
     if saved is not None:
-        check_config(saved, as_json(config), free=loop.FREE)
+        loop.check_unchanged(saved, as_json(config))
 
 
 def _remember(config: ConfigDict, workdir: Path) -> None:
