@@ -42,6 +42,13 @@ def test_two_dimensions_on_one_mesh_axis_are_an_error_with_both_names():
         sharding.spec(("heads", "ffw"))
 
 
+def test_the_tpu_compiler_is_told_what_is_ours_and_then_what_the_user_says():
+    first, second = sharding.TPU_FLAGS
+    assert sharding.tpu_flags() == f"{first} {second}"
+    own = f"{first.partition('=')[0]}=5"
+    assert sharding.tpu_flags(f"--x {own}") == f"--x {own} {second}"
+
+
 def test_a_mesh_of_the_wrong_size_is_refused():
     with pytest.raises(ValueError, match="needs 6 devices, got 8"):
         sharding.make_mesh(data=3, tensor=2)

@@ -105,6 +105,7 @@ def start_process() -> None:
     logging.getLogger().setLevel(logging.INFO)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
+    os.environ["LIBTPU_INIT_ARGS"] = sharding.tpu_flags(os.environ.get("LIBTPU_INIT_ARGS", ""))
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count()))
     if not jax.config.jax_compilation_cache_dir:  # what one start compiled, the next one reads

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import jax
 
+from mas_jax.model import sharding
 from mas_jax.planning import hlo
 
 POLL_S = 0.3
@@ -67,7 +68,7 @@ def start_compiler() -> None:
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there are no chips to keep others from
     # the label that no pass has: of all that can be dumped, the optimised program alone
-    os.environ["LIBTPU_INIT_ARGS"] = (
+    os.environ["LIBTPU_INIT_ARGS"] = sharding.tpu_flags(
         f"--xla_jf_dump_to={_directory} --xla_jf_dump_llo_text=false "
         "--xla_jf_dump_llo_pass_label_regex=^$"
     )
