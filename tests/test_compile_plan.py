@@ -144,6 +144,14 @@ def figures(script: str, folder: Path) -> list[float]:
 
 
 @needs_libtpu
+def test_a_mesh_that_no_torus_has_is_one_clear_error():
+    mesh = ("--config.train.mesh.fsdp=2", "--config.train.mesh.tensor=8")
+    done = plan("--topology=v6e:4x4", *mesh)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "fsdp=2 x tensor=8 cannot be laid over this slice" in done.stderr
+
+
+@needs_libtpu
 def test_the_compiled_program_has_the_flops_of_the_mathematics(tmp_path):
     compiled, needed = figures(PREPARED + SCORE, tmp_path)
     assert compiled == pytest.approx(needed, rel=0.02)

@@ -202,10 +202,12 @@ def rotary(config: ModelConfig, positions_BT: jax.Array) -> tuple[jax.Array, jax
 
 
 def _rotate(x_BTNH: jax.Array, cos_sin: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Float32 inside. Halves are taken and joined in x's dtype: XLA for TPUs fuses neither with the
+    arithmetic, so between them all of it would be written out in float32."""
     cos, sin = cos_sin
-    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x_BTNH.dtype)
+    first, second = (half.astype(jnp.float32) for half in jnp.split(x_BTNH, 2, axis=-1))
+    rotated = first * cos - second * sin, second * cos + first * sin
+    return jnp.concatenate([half.astype(x_BTNH.dtype) for half in rotated], axis=-1)
 
 
 def fuse_layer(layer: Params) -> Params:

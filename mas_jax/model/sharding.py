@@ -141,7 +141,8 @@ def make_mesh(
 ) -> Mesh:
     """Device mesh with the axes `data`, `fsdp`, `tensor`, over `devices` (default: all of them).
 
-    Raises: ValueError if the product of the sizes is not the number of devices.
+    Raises: ValueError if the product of the sizes is not the number of devices, or if a torus of
+    chips has no such axes.
     """
     devices = jax.devices() if devices is None else devices
     shape = (data, fsdp, tensor)
@@ -152,7 +153,13 @@ def make_mesh(
         )
     if max(shape) == len(devices) and (around := ring(devices)):
         return Mesh(np.asarray(around).reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    try:
+        return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} cannot be laid over this slice; "
+            "take sizes that are products of those of its axes"
+        ) from error
 
 
 def named(

@@ -3,6 +3,7 @@
 Dimensions: as in the model. Must not know: the compiler, tables.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,15 +14,21 @@ from mas_jax.planning import run_programs
 from mas_jax.planning.chips import Slice
 
 HEADROOM = 0.92  # of HBM: the compiler leaves gaps, and the program takes room itself
+# by remat policy: forward passes of matmuls that an update takes (elementwise work is a fiftieth),
+# and how often the weights come together for them
+UNCOVERED = 0.5  # of the time in which weights pass over the links; of layers' results all of it
+PASSES = {"none": (3.0, 2), "dots": (3.06, 2), "full": (4.0, 3)}
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A config and the bytes that a device is thought to hold while gradients are made."""
+    """A config, the bytes that a device is thought to hold while gradients are made, and the
+    device-seconds that a token of them takes."""
 
     config: ConfigDict
     held: float
     activations: float
+    token_s: float
 
     @property
     def total(self) -> float:
@@ -59,20 +66,40 @@ def activation_bytes(config: ConfigDict, model: qwen3.ModelConfig) -> float:
     return kept + head + gradient
 
 
+def token_seconds(config: ConfigDict, model: qwen3.ModelConfig, place: Slice) -> float:
+    """Device-seconds for a token of an update's gradients, at the chip's peaks: its matmuls, and
+    its share of what it waits for on the links. Those are a micro-batch's weights (bfloat16,
+    gathered) and their gradients (float32, there and back), and with split layers every layer's
+    results."""
+    t, tensor = config.train, config.train.mesh.tensor
+    passes, gathers = PASSES[t.remat]
+    tokens = t.micro_rows * t.row_length / (t.mesh.data * t.mesh.fsdp)  # of `tensor` devices
+    links = sum(place.links(axis) for axis, size in enumerate(place.shape) if size > 1)
+    bandwidth = max(links, 1) * place.chip.link_bandwidth / place.chip.devices
+    params = qwen3.param_count(model)
+    weights = params * (2 * gathers + 8) / tokens if t.mesh.data * t.mesh.fsdp > 1 else 0.0
+    # two results of each layer and pass, summed over its parts: a reduction moves each part twice
+    results = model.num_layers * 2 * passes * model.model_dim * 2 * 2 * (tensor - 1)
+    return 2 * passes * params / place.peak_flops + (UNCOVERED * weights + results) / bandwidth
+
+
 def guess(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str) -> Guess:
     """Of a config. Raises: ValueError for meshes that do not fit the slice or the model."""
     run = run_programs.make_run(config, model, place, stage)
-    return Guess(config, sum(run.held.values()), activation_bytes(config, model))
+    return Guess(
+        config, sum(run.held.values()), activation_bytes(config, model),
+        token_seconds(config, model, place),
+    )  # fmt: skip
 
 
 def candidates(config: ConfigDict, model: qwen3.ModelConfig, place: Slice) -> Iterator[ConfigDict]:
     """The config with each mesh, rows a device and remat policy that is worth a thought."""
     devices = len(place.devices)
-    for tensor in (1, 2, 4):
+    for tensor in (1, 2, 4, 8):
         if model.num_kv_heads % tensor or devices % tensor:
             continue
         for rows in (1, 2, 4):
-            for remat in ("none", "dots", "full"):
+            for remat in PASSES:
                 yield changed(config, devices // tensor, tensor, rows, remat)
 
 
@@ -111,19 +138,15 @@ def engine_tensor(config: ConfigDict, model: qwen3.ModelConfig, place: Slice) ->
     return tensor
 
 
-def best_guess(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str) -> Guess:
-    """The candidate of one row a device or two that recomputes least and should fit; without one
-    that which needs least."""
+def promising(
+    config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str
+) -> tuple[list[Guess], list[Guess]]:
+    """Candidates that should fit, the fastest by arithmetic first, and those that should not, the
+    smallest first."""
     found = []
-    for tensor in (1, 2, 4, 8):
-        if model.num_kv_heads % tensor or len(place.devices) % tensor:
-            continue
-        for rows in (2, 1):
-            for remat in ("dots", "full"):
-                one = changed(config, len(place.devices) // tensor, tensor, rows, remat)
-                found.append(guess(one, model, place, stage))
-        fitting = [one for one in found if one.total <= HEADROOM * place.hbm_bytes]
-        if fitting:
-            order = {"dots": 0, "full": 1}
-            return min(fitting, key=lambda one: order[one.config.train.remat])
-    return min(found, key=lambda one: one.total)
+    for one in candidates(config, model, place):
+        with contextlib.suppress(ValueError):  # a mesh that the slice's axes do not make
+            found.append(guess(one, model, place, stage))
+    limit = HEADROOM * place.hbm_bytes
+    fit = sorted((g for g in found if g.total <= limit), key=lambda g: (g.token_s, g.total))
+    return fit, sorted((g for g in found if g.total > limit), key=lambda g: g.total)

@@ -12,9 +12,6 @@ from mas_jax.model import qwen3
 from mas_jax.planning import compile_plan, fitting, run_programs
 from mas_jax.planning.chips import GIB, Slice
 
-# recomputing costs a third of a forward pass of three, splitting layers costs the links
-REMAT_COST = {"none": 1.0, "dots": 1.02, "full": 4 / 3}
-
 
 @dataclass(frozen=True)
 class Tried:
@@ -26,23 +23,6 @@ class Tried:
     rate: float
     mfu: float
     max_pages: int
-
-
-def promising(
-    config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str
-) -> tuple[list[fitting.Guess], int]:
-    """Candidates that should fit, those that recompute and split least first, and how many should
-    not."""
-    guesses = [
-        fitting.guess(one, model, place, stage) for one in fitting.candidates(config, model, place)
-    ]
-    fit = [g for g in guesses if g.total <= fitting.HEADROOM * place.hbm_bytes]
-
-    def _order(one: fitting.Guess) -> tuple[float, float, float]:
-        t = one.config.train
-        return REMAT_COST[t.remat] * (1 + 0.05 * (t.mesh.tensor - 1)), -t.micro_rows, one.total
-
-    return sorted(fit, key=_order), len(guesses) - len(fit)
 
 
 def tried(
@@ -64,8 +44,11 @@ def search(
     workload: compile_plan.Workload, *, most: int, say: Callable[[str], None],
 ) -> list[Tried]:  # fmt: skip
     """The most promising candidates compiled, the fastest that fit first. say: is told of each."""
-    fit, pruned = promising(config, model, place, stage)
-    say(f"{len(fit) + pruned} candidates, {pruned} too large by arithmetic, {most} to compile")
+    fit, large = fitting.promising(config, model, place, stage)
+    say(
+        f"{len(fit) + len(large)} candidates, {len(large)} too large by arithmetic, {most} to "
+        "compile"
+    )
     found = []
     for one in fit[:most]:
         new = tried(one, model, place, stage, workload)
