@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mas_jax.choices import TEAMS
+from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.config import default_config
 from mas_jax.config_rules import validate
 from mas_jax.evaluation import study as records
@@ -197,9 +198,9 @@ def test_every_cell_makes_a_config_of_its_own(name, tmp_path):
         (tmp_path / "protocols.jsonl").write_text("")
     validate(config)
     assert config.seed == 3
-    assert cell.team in TEAMS
+    assert cell.team in (*TEAMS, *TOPOLOGIES)
     assert cell.policy in ("own", "start") or cell.policy in CELLS
-    assert not cell.teacher or cell.teacher in CELLS
+    assert set(cell.needs) <= set(CELLS)
     if cell.policy == "own":
         assert config.stages[config.train.stages[-1]].team == cell.team
 
@@ -208,7 +209,9 @@ def test_no_two_cells_that_train_are_the_same():
     seen = {}
     for cell in CELLS.values():
         config = json.loads(study_cells.make_config(cell, 0).to_json_best_effort())
-        parts = (cell.team, cell.policy, cell.teacher, cell.start, cell.protocols)
+        parts = (
+            cell.team, cell.policy, cell.teacher, cell.start, cell.protocols, cell.actor
+        )  # fmt: skip
         key = json.dumps([config, *parts], sort_keys=True)
         assert key not in seen, f"{cell.name} is {seen.get(key)}"
         seen[key] = cell.name
@@ -222,8 +225,9 @@ def test_a_cell_leaves_the_defaults_alone():
 
 
 def test_claims_name_cells():
-    claims = (*study_report.CLAIMS, *study_report.AXIS_CLAIMS, *study_report.MAPD_CLAIMS)
-    for pair in (*claims, *study_report.SAME_TEACHING):
+    r = study_report
+    claims = (*r.CLAIMS, *r.AXIS_CLAIMS, *r.MAPD_CLAIMS, *r.AGENTPO_CLAIMS, *r.SAME_TEACHING)
+    for pair in claims:
         assert set(pair) <= set(CELLS)
 
 
