@@ -58,6 +58,7 @@ def _played_by(policy: str, name: str, what: str, change: Change | None = None, 
 # without a Collaborator, or with one as it was before training
 UNTRAINED = (
     _untrained("agentpo_actor", "the Actor alone", "actor"),
+    _untrained("agentpo_collaborator", "the Collaborator alone, untrained", "solver"),
     _untrained("agentpo_vote", "the Actor's vote of five", "vote"),
     _untrained("agentpo_mad", "debate of three Actors, two rounds", "mad"),
     _untrained("agentpo_evoagent", "EvoAgent, three experts", "evoagent"),

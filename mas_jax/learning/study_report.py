@@ -108,6 +108,7 @@ MAPD_CLAIMS = (
     ),
 )
 AGENTPO_CLAIMS = (
+    ("agentpo_collaborator", "agentpo_actor"),
     *((f"agentpo_{team}_base", "agentpo_actor") for team in study_agentpo.TEAMS),
     *((f"agentpo_{team}", f"agentpo_{team}_base") for team in study_agentpo.TEAMS),
     *((f"agentpo_{team}", "agentpo_actor") for team in study_agentpo.TEAMS),
