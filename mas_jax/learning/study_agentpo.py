@@ -13,7 +13,9 @@ START, ACTOR_START = "math/collaborator", "math/actor"
 PROBLEMS = 500  # to train on, METHODS 3.2
 SIZES = (100, 300, PROBLEMS, 1000)  # of the curve of sample efficiency
 TEAMS = ("hint", "critic", "roles", "debate", "guided_debate")  # with a Collaborator
-STRONGER = "agentpo_solver_100"  # whose policy is the Actor of the cells @stronger
+# a sixth of the config's: with that, 300 problems teach a hint all that there is
+LEARNING_RATE = 5e-5
+STRONGER = "agentpo_solver_1000"  # whose policy is the Actor of the cells @stronger
 
 
 def _mathematics(
@@ -24,6 +26,7 @@ def _mathematics(
     def _change(config: ConfigDict) -> None:
         toy_mathematics(agentpo(config, team=team, loss=loss))
         config.arithmetic.train = problems
+        config.train.optimizer.learning_rate = LEARNING_RATE
         config.stages.agentpo.steps = updates or problems // config.train.questions
         # all but the Actor's members of votes and debates speak greedily: one run is all there is
         config.evaluation.update(dict(teams=(team,), num_questions=600, num_runs=1))
@@ -93,7 +96,7 @@ OTHERS = (
                seeds=1),
     _untrained("agentpo_mad_3", "debate of three Actors, three rounds", "mad",
                _collaboration(rounds=3), seeds=1),
-    # an Actor that was itself fine-tuned on 100 problems; who helps it?
+    # an Actor that was itself fine-tuned on 1,000 problems; who helps it?
     _untrained("agentpo_actor@stronger", "a stronger Actor alone", "actor", actor=STRONGER),
     _untrained("agentpo_hint_base@stronger", "hint for a stronger Actor, untrained", "hint",
                actor=STRONGER),
