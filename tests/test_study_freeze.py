@@ -53,7 +53,7 @@ def test_what_a_collaborator_and_its_actor_are_is_frozen():
     # fine-tuning the Actor starts from its weights, and tells it the same; a hint's texts are more
     assert hint["actor"] == solver["start"] != hint["start"]
     assert hint["texts"] != solver["texts"]
-    assert cells["agentpo_hint@stronger"]["actor"] == "agentpo_solver_1000"
+    assert cells["agentpo_hint@stronger"]["actor"] == "agentpo_solver"
     assert not {"actor", "texts"} & set(cells["opd"])
 
 

@@ -97,7 +97,7 @@ def test_a_team_is_trained_after_its_teacher_which_needs_no_record(lab):
 @pytest.mark.slow
 def test_the_actor_of_a_cell_is_the_policy_that_another_one_trained(lab):
     record = study.run("agentpo_hint_base@stronger", 0, lab, quiet())
-    assert (lab.directory("agentpo_solver_1000", 0) / "agentpo" / "policy" / "config.json").exists()
+    assert (lab.directory("agentpo_solver", 0) / "agentpo" / "policy" / "config.json").exists()
     assert record["training"]["training_tokens"] == 0
     shipped = study.run("agentpo_hint_base", 0, lab, quiet())
     assert record["plays"]["free"]["tokens"] != shipped["plays"]["free"]["tokens"]

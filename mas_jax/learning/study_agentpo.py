@@ -15,7 +15,7 @@ SIZES = (100, 300, PROBLEMS, 1000)  # of the curve of sample efficiency
 TEAMS = ("hint", "critic", "roles", "debate", "guided_debate")  # with a Collaborator
 # a sixth of the config's: with that, 300 problems teach a hint all that there is
 LEARNING_RATE = 5e-5
-STRONGER = "agentpo_solver_1000"  # whose policy is the Actor of the cells @stronger
+STRONGER = "agentpo_solver"  # whose policy is the Actor of the cells @stronger
 
 
 def _mathematics(
@@ -96,7 +96,7 @@ OTHERS = (
                seeds=1),
     _untrained("agentpo_mad_3", "debate of three Actors, three rounds", "mad",
                _collaboration(rounds=3), seeds=1),
-    # an Actor that was itself fine-tuned on 1,000 problems; who helps it?
+    # an Actor that was itself fine-tuned on 500 problems; who helps it?
     _untrained("agentpo_actor@stronger", "a stronger Actor alone", "actor", actor=STRONGER),
     _untrained("agentpo_hint_base@stronger", "hint for a stronger Actor, untrained", "hint",
                actor=STRONGER),
