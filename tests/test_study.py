@@ -91,6 +91,15 @@ def test_one_seed_is_compared_over_questions():
     assert records.shown(found).startswith("+50.0 [")
 
 
+def test_seeds_that_are_the_same_run_are_compared_over_questions():
+    first, second = ({s: record(c, s, {"a": d}) for s in (0, 1, 2)} for c, d in
+                     (("x", "4" * 30), ("y", "40" * 15)))  # fmt: skip
+    once = records.compare({"x": {0: first[0]}, "y": {0: second[0]}}, "x", "y")
+    found = records.compare({"x": first, "y": second}, "x", "y")
+    assert found.interval == once.interval and found.supported
+    assert found.seeds == (0, 1, 2)
+
+
 def test_cell_grid_shows_means_and_spread():
     runs = {"x": {s: record("x", s, {"a": d}) for s, d in ((0, "4"), (1, "2"))}}
     runs["teacher"] = {0: record("teacher", 0, {"a": "1"}) | {"training": {"training_tokens": 400}}}
