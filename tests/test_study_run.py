@@ -99,5 +99,13 @@ def test_the_actor_of_a_cell_is_the_policy_that_another_one_trained(lab):
     record = study.run("agentpo_hint_base@stronger", 0, lab, quiet())
     assert (lab.directory("agentpo_solver", 0) / "agentpo" / "policy" / "config.json").exists()
     assert record["training"]["training_tokens"] == 0
-    shipped = study.run("agentpo_hint_base", 0, lab, quiet())
-    assert record["plays"]["free"]["tokens"] != shipped["plays"]["free"]["tokens"]
+    study.run("agentpo_hint_base", 0, lab, quiet())
+    stronger, shipped = (_settings(lab, f"agentpo_hint_base{axis}") for axis in ("@stronger", ""))
+    assert stronger["weights"] == shipped["weights"]
+    assert stronger["actor_weights"] != shipped["actor_weights"]
+
+
+def _settings(lab: study.Lab, cell: str) -> dict:
+    """What the episodes of a cell's evaluation depended on."""
+    (path,) = (lab.directory(cell, 0) / "evaluation").glob("*.jsonl")
+    return json.loads(path.read_text().splitlines()[0])["settings"]
