@@ -17,7 +17,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["mas_jax", "mas_jax.*"]),
     package_data={
-        "mas_jax": ["assets/*/*"],
+        "mas_jax": ["assets/*/*", "assets/math/*/*"],
         "mas_jax.agents": ["prompts/*/*", "*.json"],
         "mas_jax.planning": ["records/*.json", "records/table/*.json"],
     },

@@ -1,7 +1,8 @@
 """Rebuilds a toy starting policy: `python launch/pretrain_toy.py --out=DIR`.
 
 About a quarter of an hour on two cores; the shipped one is mas_jax/assets/toy_policy. Of toy
-mathematics (`--config=configs/agentpo_toy.py`) there are two, DIR/actor and DIR/collaborator.
+mathematics (`--config=configs/agentpo_toy.py`) there are two, DIR/actor_policy and
+DIR/collaborator_policy; the shipped ones are in mas_jax/assets/math.
 """
 
 from pathlib import Path

@@ -238,17 +238,19 @@ def default_config() -> ConfigDict:
     config.math_pretrain = ConfigDict(  # learning/math_policy.py: both toy policies of mathematics
         dict(
             preset="toy-1m", seed=101, problems=12_000, held_out=50,
-            teams=("hint", "critic", "roles", "debate"),
+            # all in which either says what it does not in another
+            teams=("hint", "critic", "roles", "debate", "guided_debate", "evoagent"),
             # agents/math_oracle.py MathFlaws. The Actor reads an obscure verb wrongly nearly
-            # always; the Collaborator less often, but it seldom makes a plan. Plans must be right
-            # more often than the Actor alone is, or vague hints are what is learned
+            # always; the Collaborator mostly, so that alone, and greedy, it is no better, and it
+            # seldom makes a plan. Plans must be right more often than the Actor alone is, or vague
+            # hints are what is learned
             actor=dict(misread_obscure=0.85, plan=0.1, approve=0.8, persuaded=0.8),
             collaborator=dict(
-                misread_obscure=0.4, misread_any=0.03, skip_step=0.03, plan=0.35, approve=0.3,
+                misread_obscure=0.55, misread_any=0.03, skip_step=0.03, plan=0.35, approve=0.3,
                 persuaded=0.4,
             ),
             # of the Actor, and of the Collaborator, which goes on from it
-            steps=dict(actor=1000, collaborator=300),
+            steps=dict(actor=800, collaborator=300),
             settings=dict(  # learning/pretrain.py PretrainSettings
                 rows=12, length=192, learning_rate=3e-3, warmup_steps=50, weight_decay=0.05,
                 max_grad_norm=1.0, chunk=1024, seed=0,

@@ -268,6 +268,25 @@ def agentpo(config: ConfigDict, *, team: str = "hint", loss: str = "script") -> 
     return config
 
 
+def toy_mathematics(config: ConfigDict) -> ConfigDict:
+    """AgentPO in toy mathematics between the shipped policies: 16 problems x 8 an update.
+
+    They learned from none of its problems.
+    """
+    config.model.checkpoint = "asset:math/collaborator_policy"
+    config.actor.update(dict(kind="policy", checkpoint="asset:math/actor_policy"))
+    config.arithmetic.update(dict(seed=11, train=1000, held_out=600))
+    for engine in (config.engine, config.actor.engine):
+        engine.update(dict(context=192, buckets=(96, 192), num_pages=4096, prefill_blocks=32))
+    config.collaboration.update(dict(context=192, max_tokens=32))
+    config.actor.update(dict(context=192, max_tokens=32))
+    config.train.update(
+        dict(questions=16, group_size=8, row_length=192, micro_rows=8, role_gradient_interval=0)
+    )
+    config.train.optimizer.learning_rate = 3e-4
+    return config
+
+
 def sft_cascade(config: ConfigDict) -> ConfigDict:
     """The cascade imitates the toy world's script, which knows the toy prompts only."""
     programme = cascade_programme(advantages=(), policy_loss="sft", entropy_coef=0.0)

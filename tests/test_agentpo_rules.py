@@ -45,12 +45,13 @@ def test_one_call_makes_both_starting_policies(tmp_path):
     config.math_pretrain.steps.update(dict(actor=3, collaborator=2))
     records = math_policy.make(config, tmp_path / "made", QUIET)
     for name in ("actor", "collaborator"):
-        place = tmp_path / "made" / name
+        place = math_policy.directory_of(tmp_path / "made", name)
         assert np.isfinite(records[name]["held_out_loss"])
         assert json.loads((place / "pretrain.json").read_text()) == records[name]
         assert assembly.load_tokenizer(place).encode(" plus") != []
-    assert weights(tmp_path / "made" / "actor") != weights(tmp_path / "made" / "collaborator")
-    with pytest.raises(FileExistsError, match="actor exists"):
+    actor, collaborator = (tmp_path / "made" / f"{name}_policy" for name in math_policy.POLICIES)
+    assert weights(actor) != weights(collaborator)
+    with pytest.raises(FileExistsError, match="actor_policy exists"):
         math_policy.make(config, tmp_path / "made", QUIET)
 
 

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 from mas_jax.evaluation import study as records
 from mas_jax.learning import study_report
 
-NUM_PICTURES = {"ablations": 6, "protocols": 3}
+NUM_PICTURES = {"ablations": 6, "protocols": 3, "collaborators": 4}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -46,7 +46,7 @@ def test_a_small_team_is_trained_live(monkeypatch):
     assert "after 3 updates" in run(ROOT / "notebooks" / "ablations.ipynb")[0][-1]
 
 
-@pytest.mark.parametrize("name", ["STUDY", "MAPD"])
+@pytest.mark.parametrize("name", ["STUDY", "MAPD", "AGENTPO"])
 def test_the_text_says_what_the_records_say(name):
     # rows such as | ... `opd` - `no_signal` | ... | +4.1 [1.0, 7.2] | 3 | ... |
     runs = study_report.read(ROOT / "notebooks" / "results", ROOT / "notebooks" / "frozen.json")

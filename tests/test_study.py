@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mas_jax.choices import TEAMS
+from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.config import default_config
 from mas_jax.config_rules import validate
 from mas_jax.evaluation import study as records
@@ -88,6 +89,15 @@ def test_one_seed_is_compared_over_questions():
     assert 0.25 < found.interval.low < 0.5 < found.interval.high < 0.75
     assert found.supported
     assert records.shown(found).startswith("+50.0 [")
+
+
+def test_seeds_that_are_the_same_run_are_compared_over_questions():
+    first, second = ({s: record(c, s, {"a": d}) for s in (0, 1, 2)} for c, d in
+                     (("x", "4" * 30), ("y", "40" * 15)))  # fmt: skip
+    once = records.compare({"x": {0: first[0]}, "y": {0: second[0]}}, "x", "y")
+    found = records.compare({"x": first, "y": second}, "x", "y")
+    assert found.interval == once.interval and found.supported
+    assert found.seeds == (0, 1, 2)
 
 
 def test_cell_grid_shows_means_and_spread():
@@ -197,9 +207,9 @@ def test_every_cell_makes_a_config_of_its_own(name, tmp_path):
         (tmp_path / "protocols.jsonl").write_text("")
     validate(config)
     assert config.seed == 3
-    assert cell.team in TEAMS
+    assert cell.team in (*TEAMS, *TOPOLOGIES)
     assert cell.policy in ("own", "start") or cell.policy in CELLS
-    assert not cell.teacher or cell.teacher in CELLS
+    assert set(cell.needs) <= set(CELLS)
     if cell.policy == "own":
         assert config.stages[config.train.stages[-1]].team == cell.team
 
@@ -208,7 +218,9 @@ def test_no_two_cells_that_train_are_the_same():
     seen = {}
     for cell in CELLS.values():
         config = json.loads(study_cells.make_config(cell, 0).to_json_best_effort())
-        parts = (cell.team, cell.policy, cell.teacher, cell.start, cell.protocols)
+        parts = (
+            cell.team, cell.policy, cell.teacher, cell.start, cell.protocols, cell.actor
+        )  # fmt: skip
         key = json.dumps([config, *parts], sort_keys=True)
         assert key not in seen, f"{cell.name} is {seen.get(key)}"
         seen[key] = cell.name
@@ -222,8 +234,9 @@ def test_a_cell_leaves_the_defaults_alone():
 
 
 def test_claims_name_cells():
-    claims = (*study_report.CLAIMS, *study_report.AXIS_CLAIMS, *study_report.MAPD_CLAIMS)
-    for pair in (*claims, *study_report.SAME_TEACHING):
+    r = study_report
+    claims = (*r.CLAIMS, *r.AXIS_CLAIMS, *r.MAPD_CLAIMS, *r.AGENTPO_CLAIMS, *r.SAME_TEACHING)
+    for pair in claims:
         assert set(pair) <= set(CELLS)
 
 

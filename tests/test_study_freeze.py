@@ -46,6 +46,17 @@ def test_anything_that_changed_is_refused_with_what_differs(tmp_path, keys, mess
         study_freeze.freeze(path)
 
 
+def test_what_a_collaborator_and_its_actor_are_is_frozen():
+    cells = json.loads(FROZEN.read_text())["cells"]
+    hint, solver = cells["agentpo_hint"], cells["agentpo_solver"]
+    assert hint["world"] == solver["world"] != cells["agentpo_hint_100"]["world"]
+    # fine-tuning the Actor starts from its weights, and tells it the same; a hint's texts are more
+    assert hint["actor"] == solver["start"] != hint["start"]
+    assert hint["texts"] != solver["texts"]
+    assert cells["agentpo_hint@stronger"]["actor"] == "agentpo_solver"
+    assert not {"actor", "texts"} & set(cells["opd"])
+
+
 def test_a_new_default_that_no_cell_changes_may_come(tmp_path):
     frozen = json.loads(FROZEN.read_text())
     del frozen["defaults"]["train.tree.trees"]

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from mas_jax.evaluation import study as records
-from mas_jax.learning import study
+from mas_jax.learning import study, study_freeze
+from mas_jax.learning.study_grid import CELLS
 
 
 def quiet() -> Console:
@@ -39,6 +40,21 @@ def test_an_untrained_cell_leaves_a_record_of_all_plays(lab):
     assert record["training"]["training_tokens"] == 0
     assert record["curves"] == {}
     assert records.read(lab.results)["cascade_base"][0] == json.loads(json.dumps(record))
+
+
+def test_a_record_of_a_collaborator_says_what_each_party_spent(lab):
+    record = study.run("agentpo_hint_base", 0, lab, quiet())
+    assert list(record["plays"]) == ["free"]  # nothing is searched for
+    free = record["plays"]["free"]
+    assert sum(map(len, free["right"].values())) == 14
+    tokens = free["tokens"]
+    for kind in ("input", "output"):  # 14 problems, two runs of each
+        both = tokens["collaborator"][kind] + tokens["actor"][kind]
+        assert both == pytest.approx(28 * free["per_workflow"][f"{kind}_tokens"])
+        assert tokens["collaborator"][kind] > 0 and tokens["actor"][kind] > 0
+    assert 0 <= free["answers"]["told"] <= free["answers"]["episodes"] <= 28
+    assert record["world"] == study_freeze.describe(CELLS["agentpo_hint_base"])["world"]
+    assert record["start"] != study_freeze.describe(CELLS["agentpo_solver"])["start"]
 
 
 def test_a_record_gets_the_plays_that_it_lacks(lab, tmp_path):
@@ -76,3 +92,20 @@ def test_a_team_is_trained_after_its_teacher_which_needs_no_record(lab):
     assert (lab.directory("cascade_rl", 0) / "cascade" / "policy" / "config.json").exists()
     assert len(record["curves"]["rollout/searches"]) == 3
     assert record["training"]["training_tokens"] > 0
+
+
+@pytest.mark.slow
+def test_the_actor_of_a_cell_is_the_policy_that_another_one_trained(lab):
+    record = study.run("agentpo_hint_base@stronger", 0, lab, quiet())
+    assert (lab.directory("agentpo_solver", 0) / "agentpo" / "policy" / "config.json").exists()
+    assert record["training"]["training_tokens"] == 0
+    study.run("agentpo_hint_base", 0, lab, quiet())
+    stronger, shipped = (_settings(lab, f"agentpo_hint_base{axis}") for axis in ("@stronger", ""))
+    assert stronger["weights"] == shipped["weights"]
+    assert stronger["actor_weights"] != shipped["actor_weights"]
+
+
+def _settings(lab: study.Lab, cell: str) -> dict:
+    """What the episodes of a cell's evaluation depended on."""
+    (path,) = (lab.directory(cell, 0) / "evaluation").glob("*.jsonl")
+    return json.loads(path.read_text().splitlines()[0])["settings"]

@@ -102,9 +102,9 @@ def accuracy(record: Mapping, play: str = "free") -> float:
 class Comparison:
     """Two cells on the same questions, first less second.
 
-    interval: over training seeds if there are at least two, else over questions. seeds: of the
-    pairs that both cells have. supported: see `significance.supported`; with one seed, whether
-    the interval over questions leaves zero out.
+    interval: over training seeds if there are at least two that differ, else over questions: greedy
+    systems that nobody trained are the same in all. seeds: of the pairs that both cells have.
+    supported: see `significance.supported`; over questions, whether the interval leaves zero out.
     """
 
     first: str
@@ -132,14 +132,22 @@ def compare(
             pairs[seed] = pair
     if not pairs:
         return None
-    if len(pairs) == 1:
-        [pair] = pairs.values()
-        interval = bootstrap.paired(*pair)
+    first_pair, *others = pairs.values()
+    if all(_same(first_pair, other) for other in others):
+        interval = bootstrap.paired(*first_pair)
         supported = interval.low > 0 or interval.high < 0
     else:
         claim = significance.compare_seeds(list(pairs.values()))
         interval, supported = claim.over_seeds, significance.supported(claim)
     return Comparison(first, second, interval, tuple(pairs), supported)
+
+
+def _same(one: Sequence[Values], other: Sequence[Values]) -> bool:
+    """Whether a pair of cells did the same on every question in two seeds."""
+    return all(
+        np.array_equal(a[family], b[family])
+        for a, b in zip(one, other, strict=True) for family in a
+    )  # fmt: skip
 
 
 def shown(comparison: Comparison) -> str:

@@ -59,10 +59,11 @@ def _band(axes, values_ZX: np.ndarray, colour: str, label: str) -> None:
 
 
 def setting(
-    runs: Runs, series: Mapping[str, Sequence[tuple[float, str]]], *, x: str, log: bool = False
-) -> Figure:
-    """avg@4 against a setting: for each series (label -> (value, cell) pairs) the mean over seeds
-    with a bar from lowest to highest; cells without records are left out."""
+    runs: Runs, series: Mapping[str, Sequence[tuple[float, str]]], *, x: str, log: bool = False,
+    accuracy: str = "avg@4",
+) -> Figure:  # fmt: skip
+    """Accuracy against a setting: for each series (label -> (value, cell) pairs) the mean over
+    seeds with a bar from lowest to highest; cells without records are left out."""
     with matplotlib.rc_context(plots.STYLE):
         figure = Figure(figsize=(5.6, 3.6), dpi=110, layout="constrained")
         axes = figure.subplots()
@@ -77,12 +78,14 @@ def setting(
         if log:
             axes.set_xscale("log")
         axes.set_xlabel(x)
-        axes.set_ylabel("avg@4 (%), bars: range of seeds")
+        axes.set_ylabel(f"{accuracy} (%), bars: range of seeds")
         axes.legend()
         return figure
 
 
-def differences(found: Mapping[str, Sequence[Comparison | None]]) -> Figure:
+def differences(
+    found: Mapping[str, Sequence[Comparison | None]], *, accuracy: str = "avg@4"
+) -> Figure:
     """A row a label and in it a point with its interval for each comparison that there is."""
     with matplotlib.rc_context(plots.STYLE):
         names = list(dict.fromkeys(_pair(c) for row in found.values() for c in row if c))
@@ -107,7 +110,7 @@ def differences(found: Mapping[str, Sequence[Comparison | None]]) -> Figure:
                 y -= 0.6
         axes.axvline(0, color="#666666", linewidth=0.8)
         axes.set_yticks([place for place, _ in ticks], [label for _, label in ticks])
-        axes.set_xlabel("difference of avg@4 in points, 95% interval")
+        axes.set_xlabel(f"difference of {accuracy} in points, 95% interval")
         for name, (colour, marker) in looks.items():
             axes.plot([], [], marker, color=colour, label=name)
         if names:

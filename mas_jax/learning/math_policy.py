@@ -31,7 +31,12 @@ from mas_jax.model import hf, qwen3
 from mas_jax.records import Episode, Question, Sample, Trace
 from mas_jax.sampling.policies import Policies
 
-POLICIES = (ACTOR, COLLABORATOR)  # directories that `make` writes
+POLICIES = (ACTOR, COLLABORATOR)
+
+
+def directory_of(out: Path, name: str) -> Path:
+    """Where `make` writes a policy."""
+    return out / f"{name}_policy"
 
 
 def scripted_episodes(
@@ -63,14 +68,15 @@ def scripted_episodes(
 
 
 def make(config: ConfigDict, out: Path, console: Console) -> dict[str, dict]:
-    """Trains both policies and writes OUT/actor and OUT/collaborator; their records by name.
+    """Trains both policies and writes OUT/actor_policy and OUT/collaborator_policy; their records
+    by name.
 
     No problem of the config's toy mathematics is among those that they learn from.
     Raises: FileExistsError if one of the directories exists, before anything is done.
     """
     for name in POLICIES:
-        if (out / name).exists():
-            raise FileExistsError(f"{out / name} exists; remove it or name another directory")
+        if (place := directory_of(out, name)).exists():
+            raise FileExistsError(f"{place} exists; remove it or name another directory")
     p = config.math_pretrain
     tokenizer = make_arithmetic_tokenizer(toy_collaboration_words())
     chat = make_chat(tokenizer, TEMPLATES["toy"])
@@ -88,10 +94,10 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict[str, dict]:
         console.log(f"{name}:")
         records[name] = toy_policy.fit(
             traces[name], unseen[name], PretrainSettings(steps=p.steps[name], **p.settings),
-            out / name, console, model=model, params=params, tokenizer=tokenizer,
+            directory_of(out, name), console, model=model, params=params, tokenizer=tokenizer,
             record={"math_pretrain": json.loads(p.to_json_best_effort())},
         )  # fmt: skip
-        params = hf.load(out / name, dtype=jnp.float32)[1]
+        params = hf.load(directory_of(out, name), dtype=jnp.float32)[1]
     return records
 
 
@@ -119,11 +125,12 @@ def measure(config: ConfigDict, out: Path) -> dict[str, float]:
     """Accuracy on validation problems of the Actor that `make` wrote: alone, told the right steps,
     told wrong ones. It must follow what it is told, or no Collaborator can help or hurt it."""
     config = config.copy_and_resolve_references()
-    config.model.checkpoint = str(out / COLLABORATOR)
-    config.actor.checkpoint = str(out / ACTOR)
-    tokenizer = assembly.load_tokenizer(out / COLLABORATOR)
+    start = directory_of(out, COLLABORATOR)
+    config.model.checkpoint = str(start)
+    config.actor.checkpoint = str(directory_of(out, ACTOR))
+    tokenizer = assembly.load_tokenizer(start)
     scene = assembly.make_scene(config, tokenizer)
-    policies = assembly.make_policies(config, out / COLLABORATOR, tokenizer)
+    policies = assembly.make_policies(config, start, tokenizer)
     return {
         "alone": _accuracy(config, scene, policies, "actor", MathFlaws()),
         "right steps": _accuracy(config, scene, policies, "hint", MathFlaws()),

@@ -21,8 +21,9 @@ from mas_jax.agents import protocol_files
 from mas_jax.agents.protocol_oracle import Oracle, local
 from mas_jax.agents.protocol_roles import Limits
 from mas_jax.agents.protocol_team import Desk
+from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.config_rules import validate
-from mas_jax.evaluation import ledger
+from mas_jax.evaluation import answers_told, ledger, records_file
 from mas_jax.evaluation import study as records
 from mas_jax.evaluation.records_file import Plan
 from mas_jax.evaluation.statistics import (
@@ -43,6 +44,7 @@ from mas_jax.learning.study_freeze import (
     weights_digest,
 )
 from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS, PROTOCOL_SKILL
+from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
 
 # what a record keeps of every step, under the names of metrics.jsonl
@@ -53,9 +55,16 @@ CURVES = (
     "update/leader/entropy", "update/answerer/entropy", "update/gradient_norm",
     "update/searcher/divergence", "privileged/protocols", "privileged/rollouts",
     "rollout/searcher/length", "style/unigram_drift", "style/bigram_drift", "leak/marker_frac",
-    "leak/answer_frac",
+    "leak/answer_frac", "update/collaborator/entropy", "update/collaborator/kl_to_start",
+    "rollout/collaborator/length",
 )  # fmt: skip
 PLAYS = ("free", *(f"{kind}_{cap}" for kind, caps in CAPS.items() for cap in caps))
+
+
+def plays_of(cell: Cell) -> tuple[str, ...]:
+    """The evaluations of a cell: without searches there is no cap on them."""
+    return ("free",) if cell.team in TOPOLOGIES else PLAYS
+
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +97,8 @@ def rehearsal(directory: Path) -> Lab:
         if not config.train.tree.trees:  # whose shape says how large a group is
             config.train.group_size = 4
         config.evaluation.update(dict(num_questions=14, num_runs=2))
-        config.engine.buckets = (
-            config.engine.context,
-        )  # to compile others takes longer than to play
+        for engine in (config.engine, config.actor.engine):
+            engine.buckets = (engine.context,)  # to compile others takes longer than to play
 
     return Lab(directory / "runs", directory / "results", None, _shrink)
 
@@ -102,7 +110,7 @@ class _Ready:
     config: ConfigDict
     policy: Path
     scene: assembly.Scene
-    engines: Replicas
+    engines: Replicas | Policies
 
 
 def run(name: str, seed: int, lab: Lab, console: Console) -> dict:
@@ -115,7 +123,7 @@ def run(name: str, seed: int, lab: Lab, console: Console) -> dict:
         check(lab.frozen, name)
     cell = CELLS[name]
     found = records.read(lab.results).get(name, {}).get(seed)
-    missing = [play for play in PLAYS if found is None or play not in found["plays"]]
+    missing = [play for play in plays_of(cell) if found is None or play not in found["plays"]]
     if not missing:
         console.print(f"{name}, seed {seed}: its record is in {lab.results}")
         return found
@@ -139,7 +147,7 @@ def run(name: str, seed: int, lab: Lab, console: Console) -> dict:
 
 def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     """Trains what the cell needs and is not there yet, whether or not it has a record."""
-    for other in sorted({cell.teacher, cell.policy} - {"", "own", "start"}):
+    for other in cell.needs:
         if not (_policy(lab, other, seed) / "config.json").exists():
             if lab.frozen is not None:
                 check(lab.frozen, other)
@@ -155,6 +163,8 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
             config.trajectories = path
     if cell.teacher:
         config.teacher.checkpoint = str(_policy(lab, cell.teacher, seed))
+    if cell.actor:
+        config.actor.checkpoint = str(_policy(lab, cell.actor, seed))
     if cell.policy == "own":
         prepared = pipeline.prepare(config, lab.directory(cell.name, seed))
         policy = pipeline.run(prepared, console)[config.train.stages[-1]]
@@ -164,7 +174,7 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     validate(config)
     tokenizer = assembly.load_tokenizer(start)
     scene = assembly.make_scene(config, tokenizer)
-    return _Ready(config, policy, scene, assembly.make_engines(config, start, tokenizer))
+    return _Ready(config, policy, scene, assembly.make_policies(config, start, tokenizer))
 
 
 def _protocols(config: ConfigDict, writer: str, lab: Lab) -> Path:
@@ -216,7 +226,25 @@ def _play(
             system = dataclasses.replace(system, name=f"{cell.name} {name}", caps=caps)
         prepared = evaluate.prepare_systems(config, workdir, [system], ready.scene, ready.engines)
         found[name] = _describe(*evaluate.play(prepared, console)[system.name])
+        if cell.team in TOPOLOGIES:
+            found[name] |= _parties(prepared, system)
     return found
+
+
+def _parties(prepared: evaluate.Prepared, system: evaluate.System) -> dict:
+    """What each party of a topology's play spent, sums over all problems; and in how many episodes
+    the Collaborator told the answer, which can only be seen where the problem does not hold it."""
+    plan = prepared.plans[system]
+    episodes = list(records_file.read(prepared.path(system), plan))
+    entries = ledger.play_entries("", episodes, accelerator_s=0.0)
+    questions = {question.uid: question for question in plan.questions}
+    return {
+        "tokens": {
+            entry.role: {"input": entry.input_tokens, "output": entry.output_tokens}
+            for entry in entries
+        },
+        "answers": answers_told.count(episodes, questions, prepared.scene.tokenizer),
+    }
 
 
 def _describe(plan: Plan, scores: Sequence[EpisodeScore]) -> dict:
@@ -249,13 +277,13 @@ def _record(ready: _Ready, cell: Cell, seed: int, directory: Path) -> dict:
             steps += metrics.read(directory / stage / metrics.FILE)
             spent += cost.of_stage(directory / stage)
         made_with = json.loads((directory / "revision.json").read_text())
-    total = ledger.total(spent)
+    total, frozen = ledger.total(spent), describe(cell)
     return {
         "cell": cell.name,
         "seed": seed,
         "team": cell.team,
-        "frozen": digest(describe(cell)),
-        "world": ready.scene.world.fingerprint,
+        "frozen": digest(frozen),
+        "world": frozen["world"],
         "start": weights_digest(start_directory(cell.start)),
         "git": made_with["git"],
         "changed_files": len(made_with["changed_files"]),

@@ -28,7 +28,7 @@ class Cell:
     protocols: the writer of the records that it reads or imitates, of STYLES in
     agents/protocol_oracle.py, behind "raw-" without normalisation of its style, behind "alone-"
     without a team; "" for none. what: one line for tables. change: makes the study's config the
-    cell's.
+    cell's. actor: the cell whose policy is the frozen Actor, "" for the one that is shipped.
     """
 
     name: str
@@ -40,6 +40,12 @@ class Cell:
     teacher: str = ""
     start: str = "study"
     protocols: str = ""
+    actor: str = ""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The cells whose policies it plays or learns with, in order of names."""
+        return tuple(sorted({self.teacher, self.policy, self.actor} - {"", "own", "start"}))
 
     @property
     def axis(self) -> str:

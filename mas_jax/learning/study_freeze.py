@@ -12,10 +12,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
+from mas_jax.agents.collaboration import load_texts
 from mas_jax.agents.prompts import load_prompts
 from mas_jax.agents.protocol_oracle import STYLES
 from mas_jax.agents.protocol_roles import Limits
+from mas_jax.agents.topology import TOPOLOGIES, Sizes
 from mas_jax.config import default_config, role
+from mas_jax.data.arithmetic import make_arithmetic
 from mas_jax.data.world import make_world
 from mas_jax.files import write_json
 from mas_jax.learning import assembly
@@ -27,16 +32,28 @@ FILE = Path("notebooks/frozen.json")
 
 def describe(cell: Cell) -> dict:
     """What a cell is beside the defaults, as JSON."""
-    world = make_config(cell, 0).world
+    config = make_config(cell, 0)
     return {
         "team": cell.team,
         "seeds": cell.seeds,
         "policy": cell.policy,
         "teacher": cell.teacher,
         "start": weights_digest(start_directory(cell.start)),
-        "world": _fingerprint(world.seed, world.closed_share, world.train, world.held_out),
+        "world": _fingerprint(config),
         "changes": json.loads(json.dumps(changes(cell))),
         **({"protocols": cell.protocols} if cell.protocols else {}),
+        **(_actor(cell, config) if config.data.subject == "mathematics" else {}),
+    }
+
+
+def _actor(cell: Cell, config: ConfigDict) -> dict[str, str]:
+    """Who the frozen Actor is, and what it and the Collaborator are told."""
+    c = config.collaboration
+    topology = TOPOLOGIES[cell.team](Sizes(c.votes, c.debaters, c.rounds, c.experts))
+    shipped = weights_digest(assembly.actor_directory(config))
+    return {
+        "actor": cell.actor or shipped,
+        "texts": digest(dataclasses.asdict(load_texts(c.prompts, topology))),
     }
 
 
@@ -58,10 +75,23 @@ def _shared() -> dict[str, dict]:
     }
 
 
+def _fingerprint(config: ConfigDict) -> str:
+    """Of the toy world, or of the problems, that a config plays in."""
+    if config.data.subject == "mathematics":
+        return _problems(**config.arithmetic)
+    w = config.world
+    return _world(w.seed, w.closed_share, w.train, w.held_out)
+
+
 @functools.cache
-def _fingerprint(seed: int, closed_share: float, train: int, held_out: int) -> str:
+def _world(seed: int, closed_share: float, train: int, held_out: int) -> str:
     world = make_world(seed, closed_share=closed_share, train=train, held_out=held_out)
     return world.fingerprint
+
+
+@functools.cache
+def _problems(seed: int, train: int, held_out: int) -> str:
+    return make_arithmetic(seed, train=train, held_out=held_out).fingerprint
 
 
 def start_directory(name: str) -> Path:

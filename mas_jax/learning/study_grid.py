@@ -7,7 +7,7 @@ one is run, results.
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from mas_jax.learning import study_mapd, study_opd
+from mas_jax.learning import study_agentpo, study_mapd, study_opd
 from mas_jax.learning.study_cells import Cell
 
 # caps of an episode, each of which a system plays under as well; CAPPED_RUNS of each question
@@ -15,7 +15,7 @@ CAPS = {"searches": (1, 2), "tokens": (120, 200)}
 CAPPED_RUNS = 1
 PROTOCOL_SKILL = 0.8  # of the script that writes protocols: some questions get partial findings
 
-GROUPS: dict[str, tuple[Cell, ...]] = study_opd.GROUPS | study_mapd.GROUPS
+GROUPS: dict[str, tuple[Cell, ...]] = study_opd.GROUPS | study_mapd.GROUPS | study_agentpo.GROUPS
 CELLS = {cell.name: cell for group in GROUPS.values() for cell in group}
 
 

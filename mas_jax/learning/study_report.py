@@ -7,8 +7,9 @@ import functools
 from pathlib import Path
 
 from mas_jax.evaluation import study as records
+from mas_jax.evaluation import study_collaborators
 from mas_jax.evaluation.report import Grid, to_markdown
-from mas_jax.learning import study_freeze, study_mapd, study_opd
+from mas_jax.learning import study_agentpo, study_freeze, study_mapd, study_opd
 from mas_jax.learning.study_grid import CELLS
 from mas_jax.learning.study_opd import AXES, TEACHER_CELL
 
@@ -106,6 +107,43 @@ MAPD_CLAIMS = (
         )
     ),
 )
+AGENTPO_CLAIMS = (
+    ("agentpo_collaborator", "agentpo_actor"),
+    *((f"agentpo_{team}_base", "agentpo_actor") for team in study_agentpo.TEAMS),
+    *((f"agentpo_{team}", f"agentpo_{team}_base") for team in study_agentpo.TEAMS),
+    *((f"agentpo_{team}", "agentpo_actor") for team in study_agentpo.TEAMS),
+    *(
+        ("agentpo_hint", f"agentpo_{other}")
+        for other in (
+            "roles_base",
+            "evoagent",
+            "vote",
+            "mad",
+            "solver",
+            "hint_other_problem",
+            "hint_no_answer",
+            "hint_100",
+            "hint_300",
+            "hint_paper",
+            "hint_repeated",
+            "hint_by_actor",
+            "critic",
+            "debate",
+            "guided_debate",
+            "roles",
+        )
+    ),
+    ("agentpo_hint_other_problem", "agentpo_actor"),
+    ("agentpo_hint_1000", "agentpo_hint"),
+    ("agentpo_debate", "agentpo_mad"),
+    ("agentpo_guided_debate", "agentpo_mad"),
+    *((f"agentpo_hint_{size}", f"agentpo_solver_{size}") for size in (100, 300, 1000)),
+    *(
+        (f"agentpo_{name}@stronger", "agentpo_actor@stronger")
+        for name in ("hint_base", "transfer", "hint")
+    ),
+    ("agentpo_hint@stronger", "agentpo_transfer@stronger"),
+)
 # teachers of equal skill; is what their students learned the same?
 SAME_TEACHING = (
     ("mapd", "mapd_other_words"),
@@ -190,11 +228,21 @@ def mapd_grids(runs: records.Runs) -> list[Grid]:
     ]
 
 
+def agentpo_grids(runs: records.Runs) -> list[Grid]:
+    """About AgentPO: every cell that was run with what each party spends, its problems, claims."""
+    own = [cell.name for group in study_agentpo.GROUPS.values() for cell in group]
+    less = "less second, points; interval over seeds, or over problems where one ran"
+    return [
+        study_collaborators.grid(runs, own, title="Cells about AgentPO, tokens a problem"),
+        records.family_grid(runs, own, title="AgentPO: accuracy by number of steps"),
+        records.comparison_grid(runs, AGENTPO_CLAIMS, title=f"AgentPO: first {less}"),
+    ]
+
+
 def tables(runs: records.Runs) -> str:
     """The grids as Markdown, empty ones left out, and what all runs took."""
     every = [record for seeds in runs.values() for record in seeds.values()]
     seconds = sum(r["train_s"] + r["evaluation_accelerator_s"] for r in every)
-    text = "\n".join(
-        to_markdown(grid) for grid in (*opd_grids(runs), *mapd_grids(runs)) if grid.rows
-    )
+    grids = (*opd_grids(runs), *mapd_grids(runs), *agentpo_grids(runs))
+    text = "\n".join(to_markdown(grid) for grid in grids if grid.rows)
     return f"{text}\n{len(every)} runs, {seconds / 3600:.1f} hours of one core\n"
