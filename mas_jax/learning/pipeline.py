@@ -222,9 +222,17 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
     shown = privileged.read_texts(p, scene.questions["train"], seed=pipeline.config.seed)
     examples = scene.prompts.examples.get("single", ())
     fallback = privileged.fallback_of(p.fallback, control=p.control)
-    return Privilege(
-        shown, scene.chat, fallback=fallback, num_examples=len(examples), markers=MARKERS[p.form]
-    )
+    return Privilege(shown, scene.chat, fallback=fallback, num_examples=len(examples))
+
+
+def _markers(
+    config: ConfigDict, section: ConfigDict, privilege: Privilege | None
+) -> tuple[str, ...] | None:
+    """What a stage's policy is watched for: with a privileged branch and, as what that is compared
+    with, as a single agent without one. None for others, and for a policy that does not play
+    itself: what it imitates says nothing of it."""
+    is_watched = privilege is not None or section.team == "single"
+    return MARKERS[config.privileged.form] if is_watched and section.sampler == "policy" else None
 
 
 def _stage_config(config: ConfigDict, privilege: Privilege | None, trajectories: str) -> dict:
@@ -297,6 +305,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         settings=settings,
         config=_stage_config(config, privilege, playing.digest),
         privilege=privilege,
+        markers=_markers(config, section, privilege),
         keep_episodes=pipeline.keep_episodes,
     )  # fmt: skip
 
