@@ -2,8 +2,8 @@
 `python launch/compare_drift.py --policy=DIR START.jsonl SYSTEM.jsonl ...`.
 
 Records as launch/evaluate.py and launch/study.py write them, of the same questions; the first file
-is the untrained policy's. --policy: a directory with the tokenizer of all. The alarms are those that
-training gives a stage with a privileged branch (config.train.alarms), with the start as norm.
+is the untrained policy's. --policy: a directory with the tokenizer of all. The alarms are those
+that training gives a stage with a privileged branch (config.train.alarms), the start being the norm.
 """
 
 from pathlib import Path

@@ -173,5 +173,5 @@ def test_prices_are_one_for_all_models_or_one_for_each():
     assert prices_of(["a", "b"], ["2", "12", "0.5", "1"]) == {"a": Price(2, 12), "b": Price(0.5, 1)}
     with pytest.raises(ValueError, match=r"--price=2,12,3: 3 numbers for 2 models; want two"):
         prices_of(["a", "b"], ["2", "12", "3"])
-    with pytest.raises(ValueError, match="--price=2,much: .*much.*want numbers"):
+    with pytest.raises(ValueError, match=r"--price=2,much: .*much.*want numbers"):
         prices_of(["a"], ["2", "much"])

@@ -372,7 +372,9 @@ def test_each_writers_share_cost_and_tokens_are_told_by_name(world, search, tmp_
             for key in ("calls", "input_tokens", "output_tokens")
         )
         spent = (price[0] * read_ + price[1] * wrote) / 1e6
-        assert f"a question: {calls / 4:.1f} calls, {read_ / 4:,.0f} + {wrote / 4:,.0f} tokens" in line
+        assert (
+            f"a question: {calls / 4:.1f} calls, {read_ / 4:,.0f} + {wrote / 4:,.0f} tokens" in line
+        )
         assert line.endswith(f"cost {spent:.4f}")
 
 

@@ -356,8 +356,8 @@ def _step(
 def _watched(
     stage: Stage, episodes: Sequence[Episode], sources: Sources, style: monitors.Style
 ) -> dict[str, float]:
-    """What a policy with a privileged branch, and what it is compared with, is watched for, over all
-    hosts' episodes."""
+    """What a policy with a privileged branch, or one that is compared with it, is watched for, over
+    all hosts' episodes."""
     leaks = monitors.tally_leaks(
         episodes, sources.questions, sources.texts, markers=stage.markers,
         tokenizer=stage.team.chat.tokenizer,
