@@ -3,7 +3,7 @@
 
 Records as launch/evaluate.py and launch/study.py write them, of the same questions; the first file
 is the untrained policy's. --policy: a directory with the tokenizer of all. The alarms are those
-that training gives a stage with a privileged branch (config.train.alarms), the start being the norm.
+that training gives a stage with a privileged branch (config.train.alarms), the start as norm.
 """
 
 from pathlib import Path
