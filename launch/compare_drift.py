@@ -41,7 +41,7 @@ def read(paths: list[Path]) -> dict[str, tuple]:
 
 
 def main(argv: list[str]) -> None:
-    """Prints a row a system; files that cannot be compared end it with one line."""
+    """Prints a row a system and its alarms; files that cannot be compared end it with one line."""
     if len(argv) < 3:
         raise app.UsageError(f"a start and at least one system are compared, got {argv[1:]}")
     try:
@@ -61,15 +61,14 @@ def main(argv: list[str]) -> None:
         )
         for name, (questions, episodes) in found.items()
     }
-    measured = {
-        name: (own, drift_of_records.check(own, values[start_name], settings))
-        for name, own in values.items()
-    }
     console = Console()
-    console.print(report.to_rich(drift_of_records.grid(measured)))
-    for name, (_, alarms) in measured.items():
+    console.print(report.to_rich(drift_of_records.grid(values)))
+    for name, own in values.items():
+        alarms = drift_of_records.check(own, values[start_name], settings)
         for alarm in alarms:
-            console.print(f"{name}: {alarm.name}: {alarm.message}", soft_wrap=True)
+            console.print(f"{name}: ALARM {alarm.name}: {alarm.message}", soft_wrap=True)
+        if not alarms:
+            console.print(f"{name}: no alarm")
 
 
 if __name__ == "__main__":

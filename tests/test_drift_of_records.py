@@ -65,22 +65,24 @@ def test_no_trained_run_that_was_well_raises_an_alarm(name, settings):
 
 
 # of 560 held-out questions, four runs each, against the untrained policy's: launch/compare_drift.py
-EVALUATED = {  # searches, tokens an agent sampled, drift of unigrams, of bigrams
-    "protocol_base": (1.44, 13.6, -0.0030, -0.0243),
-    "mapd_grpo": (1.84, 16.7, 0.0037, 0.0039),
-    "mapd_grpo_long": (1.76, 16.1, 0.0072, 0.0096),
-    "mapd": (1.76, 16.2, 0.0058, 0.0072),
-    "mapd_0.5": (1.85, 17.5, 0.0107, 0.0150),
-    "mapd_raw_one": (1.86, 17.3, 0.0028, 0.0024),
+EVALUATED = {  # searches, tokens an agent sampled, valid actions, drift of unigrams, of bigrams
+    "protocol_base": (1.44, 13.6, 0.997, -0.0030, -0.0243),
+    "mapd_grpo": (1.84, 16.7, 0.992, 0.0037, 0.0039),
+    "mapd_grpo_long": (1.76, 16.1, 0.995, 0.0072, 0.0096),
+    "mapd": (1.76, 16.2, 0.993, 0.0058, 0.0072),
+    "mapd_0.5": (1.85, 17.5, 0.984, 0.0107, 0.0150),
+    "mapd_raw_one": (1.86, 17.3, 0.993, 0.0028, 0.0024),
     # imitates what it cannot say at all: 10 points of accuracy where GRPO alone has 53
-    "mapd_raw_team": (1.74, 35.4, 0.0558, 0.0957),
+    "mapd_raw_team": (1.74, 35.4, 0.748, 0.0558, 0.0957),
 }
+MEASURED = (
+    "rollout/searches", "rollout/searcher/length", "rollout/valid_action_frac", *DRIFTS
+)  # fmt: skip
 
 
 def alarms_of(name, settings):
     values, start = (
-        dict(zip(("rollout/searches", "rollout/searcher/length", *DRIFTS), x, strict=True))
-        for x in (EVALUATED[name], EVALUATED["protocol_base"])
+        dict(zip(MEASURED, x, strict=True)) for x in (EVALUATED[name], EVALUATED["protocol_base"])
     )
     return [alarm.name for alarm in drift_of_records.check(values, start, settings)]
 
@@ -88,11 +90,10 @@ def alarms_of(name, settings):
 def test_of_the_evaluated_only_the_one_that_drifted_raises_alarms():
     for name in EVALUATED.keys() - {"mapd_raw_team"}:
         assert alarms_of(name, SETTINGS) == alarms_of(name, STRICT) == []
-    # its drift of bigrams is just within the default; length is not
-    assert alarms_of("mapd_raw_team", SETTINGS) == ["length/searcher"]
-    assert alarms_of("mapd_raw_team", STRICT) == [
-        "length/searcher", "style/unigrams", "style/bigrams"
-    ]  # fmt: skip
+    # its drift of bigrams is just within the default; length and valid actions are not
+    others = ["length/searcher", "valid_actions"]
+    assert alarms_of("mapd_raw_team", SETTINGS) == others
+    assert alarms_of("mapd_raw_team", STRICT) == [*others, "style/unigrams", "style/bigrams"]
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -186,11 +187,13 @@ def test_the_command_prints_a_row_a_system_and_its_alarms(tmp_path):
     write(long, [spoken("a0", n, "q", "cd" * 9) for n in range(2)])
     done = compare(start, long)
     assert done.returncode == 0, done.stderr
-    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("  start")]
-    assert row[:2] == ["start", "-"]
-    assert "long: length/searcher: rollout/searcher/length is 18, above 6" in done.stdout
-    # nothing in common: ln 2
-    assert "long: style/unigrams: style/unigram_drift is 0.693, above 0.1" in done.stdout
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("  long")]
+    assert row[4:6] == ["0.6931", "0.6931"]  # nothing in common: ln 2
+    assert "start: no alarm\n" in done.stdout
+    told = "ALARM length/searcher: rollout/searcher/length is 18, above 6, which is 1.5 of the 4"
+    assert f"long: {told} of the start\n" in done.stdout
+    told = "ALARM style/unigrams: style/unigram_drift is 0.693, above 0.1"
+    assert f"long: {told}\n" in done.stdout
     write(tmp_path / "other.jsonl", [spoken("a0", 0, "q", "abba")])
     done = compare(start, tmp_path / "other.jsonl")
     assert done.returncode != 0 and "differ in num_runs" in done.stderr + done.stdout
