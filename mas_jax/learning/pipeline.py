@@ -225,14 +225,12 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
     return Privilege(shown, scene.chat, fallback=fallback, num_examples=len(examples))
 
 
-def _markers(
-    config: ConfigDict, section: ConfigDict, privilege: Privilege | None
-) -> tuple[str, ...] | None:
-    """What a stage's policy is watched for: with a privileged branch and, as what that is compared
-    with, as a single agent without one. None for others, and for a policy that does not play
-    itself: what it imitates says nothing of it."""
-    is_watched = privilege is not None or section.team == "single"
-    return MARKERS[config.privileged.form] if is_watched and section.sampler == "policy" else None
+def _markers(config: ConfigDict, section: ConfigDict) -> tuple[str, ...] | None:
+    """What a stage's policy is watched for: the single agent, with a privileged branch and, as what
+    that is compared with, without one. None for others, and for a policy that does not play itself:
+    what it imitates says nothing of it."""
+    is_watched = section.team == "single" and section.sampler == "policy"
+    return MARKERS[config.privileged.form] if is_watched else None
 
 
 def _stage_config(config: ConfigDict, privilege: Privilege | None, trajectories: str) -> dict:
@@ -305,7 +303,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         settings=settings,
         config=_stage_config(config, privilege, playing.digest),
         privilege=privilege,
-        markers=_markers(config, section, privilege),
+        markers=_markers(config, section),
         keep_episodes=pipeline.keep_episodes,
     )  # fmt: skip
 
