@@ -26,7 +26,7 @@ from mas_jax.data.decomposition import read_steps
 from mas_jax.data.questions import jsonl
 from mas_jax.learning import assembly
 from mas_jax.sampling.api import Client, Endpoint
-from mas_jax.sampling.api_budget import BudgetExceeded, Price
+from mas_jax.sampling.api_budget import BudgetExceeded, prices_of
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/mapd.py")
 OUT = flags.DEFINE_string("out", "runs/protocols.jsonl", "JSONL file, added to")
@@ -35,7 +35,9 @@ NUM = flags.DEFINE_integer("num_questions", 0, "the first so many; 0 for all", l
 MODELS = flags.DEFINE_list("models", [], "models of the endpoint, which take turns")
 BASE_URL = flags.DEFINE_string("base_url", "", 'endpoint, without "/chat/completions"')
 KEY = flags.DEFINE_string("key_variable", "", "environment variable that holds the endpoint's key")
-PRICE = flags.DEFINE_list("price", [], "money per million tokens in and out, such as 2,12")
+PRICE = flags.DEFINE_list(
+    "price", [], "money per million tokens in and out, such as 2,12; of each model: 2,12,0.5,1"
+)
 MAX_COST = flags.DEFINE_float("max_cost", None, "money that this run may spend; needs --price")
 CACHE = flags.DEFINE_string("cache", "", "directory for the endpoint's answers")
 POLICY = flags.DEFINE_string("policy", "", "directory of a policy in the Hugging Face layout")
@@ -89,12 +91,7 @@ def desks(config: ConfigDict, scene: assembly.Scene, directory: Path) -> list[De
         ]
     if not MODELS.value:
         raise ValueError(f"--base_url={BASE_URL.value} without --models: name one of its models")
-    prices = {}
-    if PRICE.value:
-        try:
-            prices = dict.fromkeys(MODELS.value, Price(*map(float, PRICE.value)))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"--price={','.join(PRICE.value)}: want two numbers") from error
+    prices = prices_of(MODELS.value, PRICE.value)
     endpoint = Endpoint(BASE_URL.value, KEY.value, prices=prices, max_cost=MAX_COST.value)
     client = Client(endpoint, Path(CACHE.value) if CACHE.value else None)
     return [Desk(client.complete, model=model, **shared) for model in MODELS.value]

@@ -11,7 +11,7 @@ from chat_server import ChatServer, Reply, answer, failure, silence
 
 from mas_jax.sampling import api, api_budget
 from mas_jax.sampling.api import Client, Endpoint
-from mas_jax.sampling.api_budget import BudgetExceeded, Price
+from mas_jax.sampling.api_budget import BudgetExceeded, Price, prices_of
 
 # of REQUEST: at worst 86 tokens in (as above) and 100 out
 PRICES = {"m": Price(1, 10)}
@@ -165,3 +165,13 @@ def test_no_text_takes_more_tokens_than_the_worst_case():
     for text, size in (("a", 1), ("é", 2), ("是", 3), ("🦊", 4)):
         messages = [{"role": "user", "content": text}]
         assert api_budget.worst_input_tokens(messages) == size + 16 + 64
+
+
+def test_prices_are_one_for_all_models_or_one_for_each():
+    assert prices_of(["a", "b"], []) == {}
+    assert prices_of(["a", "b"], ["2", "12"]) == {"a": Price(2, 12), "b": Price(2, 12)}
+    assert prices_of(["a", "b"], ["2", "12", "0.5", "1"]) == {"a": Price(2, 12), "b": Price(0.5, 1)}
+    with pytest.raises(ValueError, match=r"--price=2,12,3: 3 numbers for 2 models; want two"):
+        prices_of(["a", "b"], ["2", "12", "3"])
+    with pytest.raises(ValueError, match=r"--price=2,much: .*much.*want numbers"):
+        prices_of(["a"], ["2", "much"])

@@ -83,6 +83,8 @@ def test_it_starts_and_makes_an_update(name, start, teacher, records, tmp_path):
         assert line["rollout/em"] == 1.0
         assert line["update/loss"] > 1.0  # nats a token, of a policy that knows nothing
         assert not [key for key in line if "kl_to_start" in key]
+    # every arm whose policy plays is watched alike, also those that no protocol reaches
+    assert ("leak/marker_frac" in line, "leak/answer_frac" in line) == ("raw" not in name,) * 2
     if name == "toy_protocol_one":
         assert line["privileged/protocols"] > 0
     if name == "toy_logit_matching":  # of two random policies, far apart

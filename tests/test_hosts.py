@@ -78,8 +78,8 @@ if code is not None:
 hosts.initialize()
 import jax, numpy as np
 from jax.experimental import multihost_utils
-rank = jax.process_index()
-assert hosts.gather([0.1, "x" * 300 * rank]) == [[0.1, ""], [0.1, "x" * 300]]
+rank, count = jax.process_index(), jax.process_count()
+assert hosts.gather([0.1, "x" * 300 * rank]) == [[0.1, "x" * 300 * n] for n in range(count)]
 assert hosts.first(lambda: {"rank": rank}) == {"rank": 0}
 way, one = sys.argv[2], rank == int(sys.argv[3])
 with hosts.together():
@@ -145,16 +145,31 @@ def script(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("way", "dead"), [("killed", 1), ("killed in a collective", 1), ("killed in a collective", 0)]
-)
-def test_a_dead_process_ends_the_others_and_everyone_says_how_to_go_on(tmp_path, script, way, dead):
+    ("way", "dead", "count"),
+    [
+        ("killed", 1, 2),
+        ("killed in a collective", 1, 2),
+        ("killed in a collective", 0, 2),
+        *(
+            pytest.param(way, dead, 4, marks=pytest.mark.slow)
+            for way, dead in (
+                ("killed", 2), ("killed in a collective", 2), ("killed in a collective", 0)
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_dead_process_ends_the_others_and_everyone_says_how_to_go_on(
+    tmp_path, script, way, dead, count
+):
     (tmp_path / "runs" / "student" / "checkpoints" / "40").mkdir(parents=True)
-    results = ended(start_two(script, tmp_path / "runs", way, dead))
+    started = start(script, tmp_path / "runs", way, dead, processes=count, devices=2)
+    results = ended(started)
     said = [errors for _, _, errors in results]
-    assert [code for code, _, _ in results] == [hosts.RESUMABLE] * 2, "".join(said)
-    other = 1 - dead
-    assert f"process {dead} died; process {other} ended by SIGABRT because of it" in said[other]
-    assert f"process {dead} ended by SIGKILL" in said[dead]
+    assert [code for code, _, _ in results] == [hosts.RESUMABLE] * count, "".join(said)
+    for other in set(range(count)) - {dead}:
+        # the dead one alone, though by now the others end too
+        assert f"process {dead} died; process {other} ended by SIGABRT because of it" in said[other]
+    assert f"mas_jax: process {dead} ended by SIGKILL.\n" in said[dead]
     for errors in said:
         assert f"last saved in {tmp_path / 'runs'}: student step 40" in errors
         command = shlex.join([sys.executable, str(script), str(tmp_path / "runs"), way, str(dead)])

@@ -1,6 +1,7 @@
 """A stage on two processes, which the toy script plays: its numbers are those of one process, and a
-world that fails one of them ends both."""
+world that fails one of them ends both. The certificate of a teacher is one for all processes."""
 
+import json
 import re
 
 import pytest
@@ -72,3 +73,67 @@ def test_a_world_that_fails_one_process_ends_both_with_its_words(played):
     assert re.search(rf"(?m)^mas_jax\.agents\.rollout\.{words}", said[1])
     assert re.search(rf"(?m)^stopped: process 1: {words} .*no route to host 1", said[0])
     assert not (place / "checkpoints").exists()
+
+
+CERTIFY = """
+import sys
+from pathlib import Path
+import jax
+from rich.console import Console
+from mas_jax.learning import hosts, pipeline
+hosts.initialize()
+from small_runs import small_config, small_pipeline
+policy, place = Path(sys.argv[1]), Path(sys.argv[2])
+count, own = jax.process_count(), str(jax.process_index())
+config = small_config(policy, train__questions=count, train__mesh__data=count)
+with hosts.together():
+    for name in sys.argv[3:]:
+        made = small_pipeline(config, place / name / own)  # what one sees of a shared directory
+        try:
+            pipeline.certify(made, policy, Console(width=200))
+        except pipeline.NotCertified as error:
+            print(f"not certified: {error}")
+"""
+
+
+def certified(tmp_path, processes: int, *names: str) -> list[str]:
+    """What all processes print, alike, of each named run, of whose folder each has a view of its
+    own."""
+    policy, script = save_start(tmp_path / "policy"), tmp_path / "certify.py"
+    script.write_text(CERTIFY)
+    results = ended(start(script, policy, tmp_path, *names, processes=processes, devices=1))
+    assert [code for code, _, _ in results] == [0] * processes, "".join(e for *_, e in results)
+    (said,) = {
+        tuple(line for line in output.splitlines() if "certified" in line)  # not gloo's own
+        for _, output, _ in results
+    }
+    assert len(said) == len(names)
+    return list(said)
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_all_processes_go_by_the_certificate_that_the_first_one_has(tmp_path, processes):
+    accuracy = {"start": 0.25, "teacher": 0.375}
+    for name, low in (("better", 0.01), ("worse", -0.01)):  # the other processes see none of it
+        path = tmp_path / name / "0" / "teacher" / "certificate.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(
+            json.dumps({"accuracy": accuracy, "difference": 0.125, "low": low, "high": 0.5})
+        )
+    better, worse = certified(tmp_path, processes, "better", "worse")
+    told = "teacher 37.5 against 25.0 untrained on validation questions: +12.5 [{:.1f}, 50.0]"
+    assert better == f"certified: {told.format(1)}"
+    assert worse.startswith(f"not certified: {told.format(-1)}; ")
+
+
+@pytest.mark.slow
+def test_without_a_certificate_all_processes_play_and_the_first_one_writes_it(tmp_path):
+    (tmp_path / "played" / "0" / "teacher").mkdir(parents=True)
+    (played,) = certified(tmp_path, 4, "played")
+    # the teacher is the start, which every process learns of questions that it did not play
+    found = json.loads((tmp_path / "played/0/teacher/certificate.json").read_text())
+    assert found["difference"] == found["low"] == found["high"] == 0
+    percent = f"{100 * found['accuracy']['start']:.1f}"
+    assert played.startswith(f"not certified: teacher {percent} against {percent} untrained")
+    places = [path.parts[-3] for path in (tmp_path / "played").rglob("certificate.json")]
+    assert places == ["0"]

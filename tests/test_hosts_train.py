@@ -82,17 +82,20 @@ def forget_the_end(place: Path, stage: str) -> bytes:
     return before
 
 
-def test_two_processes_draw_the_tokens_of_one_which_goes_on_from_their_checkpoint(train, tmp_path):
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_draw_the_tokens_of_one_which_goes_on_from_their_checkpoint(
+    train, tmp_path, processes
+):
     short = dict(train__stages="('teacher',)", stages__teacher__steps=1)
-    two, one = tmp_path / "two", tmp_path / "one"
-    finished(train(two, 2, 1, **short))
+    several, one = tmp_path / "several", tmp_path / "one"
+    finished(train(several, processes, 1, **short))
     finished(train(one, 1, 1, **short))
-    assert equal_tokens(two / "teacher", one / "teacher") == {0: 1.0}
-    before = forget_the_end(two, "teacher")
-    (said,) = finished(train(two, 1, 1, **short))
+    assert equal_tokens(several / "teacher", one / "teacher") == {0: 1.0}
+    before = forget_the_end(several, "teacher")
+    (said,) = finished(train(several, 1, 1, **short))
     assert "teacher: going on from step 1" in said
-    assert weights(two / "teacher/policy") == before
-    assert steps(two / "teacher") == [0]
+    assert weights(several / "teacher/policy") == before
+    assert steps(several / "teacher") == [0]
 
 
 @pytest.mark.slow

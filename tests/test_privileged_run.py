@@ -10,9 +10,10 @@ from small_runs import save_start, scene_of, small_config, small_pipeline, writt
 
 from mas_jax.agents import protocol_files, protocol_oracle, protocol_roles
 from mas_jax.agents.protocol_team import Desk
-from mas_jax.config_systems import mapd
+from mas_jax.config_systems import mapd, protocol_grpo
 from mas_jax.data.questions import of_step
 from mas_jax.learning import kept_episodes, loop, pipeline
+from mas_jax.learning.checkpoint import Checkpointer
 
 QUIET, STEPS = Console(quiet=True), 5
 WATCHED = (
@@ -79,6 +80,24 @@ def test_a_resumed_run_is_watched_as_an_uninterrupted_one(stage, tmp_path, caplo
         loop.train(killed, tmp_path / "killed", QUIET)
     loop.train(killed, tmp_path / "killed", QUIET)
     assert comparable(tmp_path / "killed") == comparable(tmp_path / "whole")
+
+
+def test_grpo_alone_is_watched_as_it_is_with_a_privileged_branch(start, stage, tmp_path):
+    config = protocol_grpo(small_config(start))
+    changes = {"stages.agent.steps": STEPS, "train.alarms.window": 2, "train.drift_frac": 1.0}
+    config.update_from_flattened_dict(changes)
+    alone = pipeline.make_stage(small_pipeline(config, tmp_path), "agent")
+    assert alone.privilege is None
+    loop.train(alone, tmp_path / "alone", QUIET)
+    with_branch = stage()
+    loop.train(with_branch, tmp_path / "both", QUIET)
+    lines, others = (written(tmp_path / name) for name in ("alone", "both"))
+    assert all(name in line for line in lines[3:] for name in WATCHED)
+    # the first step, which nothing was learned before, is the same to the digit
+    for name in WATCHED:
+        assert lines[0].get(name) == others[0].get(name)
+    restored = Checkpointer(tmp_path / "alone/checkpoints", keep=2).index(STEPS)["meta"]["style"]
+    assert restored["num_steps"] == STEPS and len(restored["recent"]) == 2
 
 
 def comparable(place):

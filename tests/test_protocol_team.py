@@ -20,6 +20,7 @@ from mas_jax.records import Passage, Question, SearchFailure, WorldError
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import IndexConfig, Retriever
 from mas_jax.sampling.api import Client, Endpoint
+from mas_jax.sampling.api_budget import Price
 from mas_jax.sampling.api_request import Completion
 
 LIMITS = Limits()
@@ -335,9 +336,46 @@ def test_a_build_through_an_endpoint_with_faults_is_the_one_without(world, searc
         assert records[question.uid]["protocol"] == alone.protocol
     assert read_protocols(path).keys() == {q.uid for q in questions}
     shown = summarise(list(records.values()))
-    assert shown.startswith("all: 6 of 6 passed, 6 answered rightly; rejected: none")
+    assert shown.startswith("all: 6 of 6 passed, 6 answered rightly, right protocols 100.0%")
     assert "price unknown" in shown
     assert "plain: 3 of 3" in shown
+
+
+def test_each_writers_share_cost_and_tokens_are_told_by_name(world, search, tmp_path):
+    questions = world.questions["train"][:8]
+    with ChatServer(served(world, [])) as server:
+        prices = {"plain": Price(2e3, 1e4), "other_words": Price(0.0, 1e3)}
+        client = endpoint(server.url, prices=prices)
+        desks = [Desk(client.complete, search, model, limits=LIMITS) for model in prices]
+        path = tmp_path / "protocols.jsonl"
+        asyncio.run(build(questions, desks, path, concurrency=2, failure_frac=0.0))
+    records = read(path)
+    # the first of one writer's four rejected, its second of the evidence variant
+    own = [record for record in records if record["model"] == "plain"]
+    own[0].update(protocol=None, reason="grounding")
+    own[1]["protocol"] = {
+        key: x for key, x in own[1]["protocol"].items() if key not in ("answer", "answer_grounded")
+    } | {"partial_findings": ["x"]}
+    every, other, plain = summarise(records).splitlines()
+    # 2 of 4 and 4 of 4: 6 of 8
+    assert plain.startswith(
+        "plain: 3 of 4 passed, 4 answered rightly, right protocols 50.0%; rejected: grounding 1; "
+    )
+    assert other.startswith(
+        "other_words: 4 of 4 passed, 4 answered rightly, right protocols 100.0%; rejected: none; "
+    )
+    assert "7 of 8 passed, 8 answered rightly, right protocols 75.0%" in every
+    for line, price, name in ((plain, (2e3, 1e4), "plain"), (other, (0, 1e3), "other_words")):
+        mine = [record for record in records if record["model"] == name]
+        calls, read_, wrote = (
+            sum(record[key] for record in mine)
+            for key in ("calls", "input_tokens", "output_tokens")
+        )
+        spent = (price[0] * read_ + price[1] * wrote) / 1e6
+        assert (
+            f"a question: {calls / 4:.1f} calls, {read_ / 4:,.0f} + {wrote / 4:,.0f} tokens" in line
+        )
+        assert line.endswith(f"cost {spent:.4f}")
 
 
 def test_a_killed_build_goes_on_and_a_dead_endpoint_stops_it(world, search, tmp_path, monkeypatch):

@@ -119,7 +119,9 @@ def as_line(record: Record) -> str:
 
 
 def summarise(records: Sequence[Mapping]) -> str:
-    """What a build gave, as lines of text, by model where there are several."""
+    """What a build gave, as lines of text: of all, and of each writer where there are several. A
+    right protocol passed its gates and holds an answer, which is then the golden one; its share is
+    of the writer's questions."""
     models = sorted({record["model"] for record in records})
     groups = {"all": records} | (
         {m: [r for r in records if r["model"] == m] for m in models} if len(models) > 1 else {}
@@ -135,15 +137,18 @@ def _line(name: str, records: Sequence[Mapping]) -> str:
             reasons[record["reason"]] = reasons.get(record["reason"], 0) + 1
     passed = sum(record["protocol"] is not None for record in records)
     correct = sum(record["is_correct"] for record in records)
+    # one of the evidence variant may come of work that answered rightly, and answers nothing
+    right = sum(bool(record["protocol"]) and "answer" in record["protocol"] for record in records)
     means = {
         key: sum(record[key] for record in records) / number
         for key in ("calls", "input_tokens", "output_tokens", "repairs", "malformed")
     }
     costs = [record["cost"] for record in records]
-    money = "price unknown" if None in costs else f"cost {sum(costs):.2f}"
+    money = "price unknown" if None in costs else f"cost {sum(costs):.4f}"
     rejected = ", ".join(f"{k} {v}" for k, v in sorted(reasons.items())) or "none"
     return (
-        f"{name}: {passed} of {len(records)} passed, {correct} answered rightly; rejected: "
+        f"{name}: {passed} of {len(records)} passed, {correct} answered rightly, right protocols "
+        f"{right / number:.1%}; rejected: "
         f"{rejected}; a question: {means['calls']:.1f} calls, {means['input_tokens']:,.0f} + "
         f"{means['output_tokens']:,.0f} tokens, {means['repairs']:.2f} repairs, "
         f"{means['malformed']:.2f} malformed replies; {money}"

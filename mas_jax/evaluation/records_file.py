@@ -15,6 +15,7 @@ from mas_jax.evaluation import episode_json
 from mas_jax.records import Episode, Question, question_fields
 
 FORMAT = 1
+_NO_HEADER = "{} is not a file of records: its first line is no header"
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,37 @@ def read(path: Path, plan: Plan) -> Iterator[Episode]:
     """
     lines = _whole_lines(path)
     _check_header(path, next(lines, b""), plan)
+    yield from (episode_json.from_json(record["episode"]) for record in _records(path, lines))
+
+
+def read_any(path: Path) -> tuple[dict, dict[str, Question], list[Episode]]:
+    """The header of a file of whatever plan, its questions by uid, with what it holds of them, and
+    its episodes. Raises: ValueError as in `resume`."""
+    lines = _whole_lines(path)
+    try:
+        header = dict(json.loads(next(lines, b"")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(_NO_HEADER.format(path)) from error
+    if header.get("format") != FORMAT:
+        raise ValueError(_NO_HEADER.format(path))
+    records = list(_records(path, lines))
+    episodes = [episode_json.from_json(record["episode"]) for record in records]
+    questions = {
+        episode.question: Question(
+            episode.question, record["dataset"], record["text"], tuple(record["golden_answers"])
+        )
+        for record, episode in zip(records, episodes, strict=True)
+    }
+    return header, questions, episodes
+
+
+def _records(path: Path, lines: Iterator[bytes]) -> Iterator[dict]:
+    """What the lines behind the header hold."""
     for number, line in enumerate(lines, start=2):
         try:
-            record = json.loads(line)
+            yield json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: damaged record ({error})") from error
-        yield episode_json.from_json(record["episode"])
 
 
 def record_line(question: Question, episode: Episode) -> bytes:
@@ -127,7 +153,7 @@ def _check_header(path: Path, line: bytes, plan: Plan) -> None:
     try:
         there = _flat(json.loads(line))
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a file of records: its first line is no header") from error
+        raise ValueError(_NO_HEADER.format(path)) from error
     here = _flat(json.loads(wanted_line))
     differences = [
         f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"

@@ -105,7 +105,8 @@ class Stage:
     of the published policy after so many steps, larger is better, alike on all hosts. gold: texts
     of gold passages by id, for rewards of turns. shape: of tree rollouts, None for whole episodes.
     keep_episodes: whether they are written to files (`kept_episodes.py`). privilege: what the rows
-    with a view show their teacher.
+    with a view show their teacher. markers: what only a reader of it says (`protocol.MARKERS`), by
+    which the stage's policy is watched with or without such rows; None for a stage that is not.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Stage:
     config: Mapping[str, Any]
     keep_episodes: bool
     privilege: Privilege | None = None
+    markers: tuple[str, ...] | None = None
 
 
 ON_DEVICE = ("score", "role_gradients", "update")  # phases that wait for programs alone
@@ -213,7 +215,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
             logger.info("%s: going on from step %d", stage.name, restored.step)
         done = start_step = 0 if restored is None else restored.step
         style = monitors.Style(stage.alarms.window)
-        if restored is not None and stage.privilege is not None:
+        if restored is not None and "style" in restored.meta:  # a run of before had none
             style = monitors.Style.from_state(restored.meta["style"])
         with (
             _stop_on_sigterm() as asked,
@@ -243,7 +245,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
                         "config": stage.config, "best": best, "seed": stage.seed,
                         "questions_seen": done * s.questions,
                     }  # fmt: skip
-                    if stage.privilege is not None:
+                    if stage.markers is not None:
                         meta["style"] = style.state
                     checkpoints.save(done, state, meta, value=value)
                 if stop:
@@ -323,8 +325,8 @@ def _step(
         counted = dict(stage.sampler_counts())
         own = [experience.tally(episodes), found, counts, counted, shown]
         values = _over_hosts(hosts.gather(own))
-        if stage.privilege is not None:
-            values |= _watched(stage.privilege, episodes, sources, style)
+        if stage.markers is not None:
+            values |= _watched(stage, episodes, sources, style)
     with phases("score"):
         scores = trainer.scores(state, batch, num_micro)
         values |= trainer.drift(stage.reference, batch, num_micro, frac=s.drift_frac)
@@ -352,12 +354,13 @@ def _step(
 
 
 def _watched(
-    privilege: Privilege, episodes: Sequence[Episode], sources: Sources, style: monitors.Style
+    stage: Stage, episodes: Sequence[Episode], sources: Sources, style: monitors.Style
 ) -> dict[str, float]:
-    """What a policy with a privileged branch is watched for, over all hosts' episodes."""
+    """What a policy with a privileged branch, or one that is compared with it, is watched for, over
+    all hosts' episodes."""
     leaks = monitors.tally_leaks(
-        episodes, sources.questions, sources.texts, markers=privilege.markers,
-        tokenizer=privilege.chat.tokenizer,
+        episodes, sources.questions, sources.texts, markers=stage.markers,
+        tokenizer=stage.team.chat.tokenizer,
     )  # fmt: skip
     tallies, counts = zip(*hosts.gather([leaks, monitors.count_tokens(episodes)]), strict=True)
     return experience.divided(*tallies) | style.add(np.sum(counts, axis=0))

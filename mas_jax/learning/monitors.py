@@ -101,6 +101,23 @@ def _entropy(p: np.ndarray) -> float:
     return -float(np.sum(p * np.log(np.where(p > 0, p, 1.0))))
 
 
+def drift(start: np.ndarray, recent: np.ndarray) -> dict[str, float]:
+    """`style/unigram_drift` and `style/bigram_drift`, of counts of `count_tokens` in two halves:
+    the mean divergence of a half of `recent` from a half of the start, less that of the start's
+    halves: what samples of such a size differ by where nothing drifts. Nats; may be a little
+    below 0.
+
+    Shapes: start, recent [2, 2, BUCKETS], halves first.
+    """
+    return {
+        f"style/{kind}_drift": float(
+            np.mean([divergence(a[n], b[n]) for a in start for b in recent])
+        )
+        - divergence(*start[:, n])
+        for n, kind in enumerate(_KINDS)
+    }
+
+
 class Style:
     """The token statistics of a run's first `window` steps and of its last ones.
 
@@ -114,13 +131,8 @@ class Style:
         self._recent: deque[np.ndarray] = deque(maxlen=window)
 
     def add(self, counts: Sequence[Sequence[int]] | np.ndarray) -> dict[str, float]:
-        """Counts one more step; `style/unigram_drift` and `style/bigram_drift` once the last
-        `window` steps are none of the first; none in a window of one step, which has no halves.
-
-        A drift is the mean divergence of a half of the start from a half of the last steps, less
-        that of the start's two halves: what samples of such a size, of other questions, differ by
-        where nothing drifts. Halves are even and odd steps. Nats; may be a little below 0.
-        """
+        """Counts one more step; `drift` once the last `window` steps are none of the first, halves
+        being even and odd steps; none in a window of one step, which has no halves."""
         step_counts = np.asarray(counts, np.int64)
         if self._num_steps < self._window:
             self._start[self._num_steps % 2] += step_counts
@@ -130,14 +142,7 @@ class Style:
         if len(self._recent) < max(self._window, 2):
             return {}
         steps = list(self._recent)
-        recent = np.stack([sum(steps[::2]), sum(steps[1::2])])
-        return {
-            f"style/{kind}_drift": float(
-                np.mean([divergence(a[n], b[n]) for a in self._start for b in recent])
-            )
-            - divergence(*self._start[:, n])
-            for n, kind in enumerate(_KINDS)
-        }
+        return drift(self._start, np.stack([sum(steps[::2]), sum(steps[1::2])]))
 
     @property
     def state(self) -> dict:

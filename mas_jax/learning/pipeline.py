@@ -222,9 +222,15 @@ def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
     shown = privileged.read_texts(p, scene.questions["train"], seed=pipeline.config.seed)
     examples = scene.prompts.examples.get("single", ())
     fallback = privileged.fallback_of(p.fallback, control=p.control)
-    return Privilege(
-        shown, scene.chat, fallback=fallback, num_examples=len(examples), markers=MARKERS[p.form]
-    )
+    return Privilege(shown, scene.chat, fallback=fallback, num_examples=len(examples))
+
+
+def _markers(config: ConfigDict, section: ConfigDict) -> tuple[str, ...] | None:
+    """What a stage's policy is watched for: the single agent, with a privileged branch and, as what
+    that is compared with, without one. None for others, and for a policy that does not play itself:
+    what it imitates says nothing of it."""
+    is_watched = section.team == "single" and section.sampler == "policy"
+    return MARKERS[config.privileged.form] if is_watched else None
 
 
 def _stage_config(config: ConfigDict, privilege: Privilege | None, trajectories: str) -> dict:
@@ -297,6 +303,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         settings=settings,
         config=_stage_config(config, privilege, playing.digest),
         privilege=privilege,
+        markers=_markers(config, section),
         keep_episodes=pipeline.keep_episodes,
     )  # fmt: skip
 

@@ -87,15 +87,13 @@ class Privilege:
 
     texts: by question. fallback: "rollout" for the first correct rollout of the group where there
     is no text (the rollout itself has no view: it would read what it is about to say), "none" for
-    nothing. num_examples: exchanges before the opening question. markers:
-    what only a reader of such texts says, `protocol.MARKERS`.
+    nothing. num_examples: exchanges before the opening question.
     """
 
     texts: Mapping[str, str]
     chat: Chat
     fallback: str = "rollout"
     num_examples: int = 0
-    markers: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """Of all texts: what a run that goes on must find again."""

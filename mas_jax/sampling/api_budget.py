@@ -25,6 +25,23 @@ class Price:
     output: float
 
 
+def prices_of(models: Sequence[str], numbers: Sequence[str]) -> dict[str, Price]:
+    """The price of each model, none without numbers: one pair in and out for all of them, or one
+    for each in their order. Raises: ValueError for other numbers, which are a flag's words."""
+    told = f"--price={','.join(numbers)}"
+    try:
+        pairs = [float(number) for number in numbers]
+    except ValueError as error:
+        raise ValueError(f"{told}: {error}; want numbers, money per million tokens") from error
+    if len(pairs) not in (0, 2, 2 * len(models)):
+        raise ValueError(
+            f"{told}: {len(pairs)} numbers for {len(models)} models; want two for all of them, or "
+            "two for each"
+        )
+    pairs = pairs * len(models) if len(pairs) == 2 else pairs
+    return {m: Price(*pairs[2 * i : 2 * i + 2]) for i, m in enumerate(models) if pairs}
+
+
 @dataclass
 class Counts:
     """What was asked of one model so far.
