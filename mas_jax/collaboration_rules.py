@@ -21,6 +21,8 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
 }
 READING = ("critic", "debate")  # whose Collaborator reads what the Actor said
 ALONE = ("solver",)  # whose Collaborator nobody reads
+VOTING = ("vote", "mad", "debate", "guided_debate")  # with several answers
+WINDOWS = (0, 300)  # of what the reward reads: all, or as the authors' script
 SUBJECTS = ("facts", "mathematics")
 CONTROLS = ("none", "other_problem", "no_answer")  # agents/collaboration.py
 ACTORS = ("none", "policy", "api")  # learning/assembly.py make_policies
@@ -54,6 +56,11 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
         raise ValueError(
             f"collaboration.control='no_answer' and {where}={team!r}, whose Collaborator nobody "
             "reads; take it out, or set control='none'"
+        )
+    if config.collaboration.reward_window not in WINDOWS:
+        raise ValueError(
+            f"collaboration.reward_window={config.collaboration.reward_window}; choose from "
+            f"{WINDOWS}: the last box of all that the Actor said, or its last 300 characters"
         )
     for key in ("votes", "debaters", "rounds", "experts"):
         if config.collaboration[key] < 1:

@@ -154,11 +154,13 @@ def default_config() -> ConfigDict:
     # agents/topology.py Sizes, and how the Collaborator speaks: agents/speaker.py Voice; a prompt
     # beyond context less max_tokens is the outcome "context". prompts: "math", "math_toy" or a
     # folder; vote_temperature: of the Actor's members of a vote or debate; control: what evaluation
-    # makes of the Collaborator's words, "none", "other_problem" or "no_answer"
+    # makes of the Collaborator's words, "none", "other_problem" or "no_answer"; reward_window: 300
+    # rewards in training what stands in the last 300 characters of the Actor's solution, as the
+    # authors' script does, 0 the last box of all of it, as evaluation does
     config.collaboration = ConfigDict(
         dict(
             prompts="math_toy", context=256, max_tokens=48, votes=5, debaters=3, rounds=2,
-            experts=3, vote_temperature=0.7, control="none",
+            experts=3, vote_temperature=0.7, control="none", reward_window=0,
         )
     )  # fmt: skip
     # the frozen Actor. kind: "none"; "policy" of a checkpoint ("" for the one of `model`) with

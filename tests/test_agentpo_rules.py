@@ -94,6 +94,7 @@ def test_first_traces_hold_good_and_bad_hints_and_no_problem_that_is_played():
          "'critic', whose Collaborator reads solutions"),
         ({"collaboration.control": "no_answer", "evaluation.teams": ("solver",)},
          "'solver', whose Collaborator nobody reads"),
+        ({"collaboration.reward_window": 200}, r"reward_window=200; choose from \(0, 300\)"),
         ({"collaboration.votes": 0}, r"collaboration\.votes=0 must be at least 1"),
         ({"collaboration.debaters": 0}, r"collaboration\.debaters=0 must be at least 1"),
         ({"collaboration.rounds": 0}, r"collaboration\.rounds=0 must be at least 1"),
@@ -186,6 +187,38 @@ def test_problems_of_files_are_graded_by_the_rule_of_their_set(places, tmp_path)
     assert not asyncio.run(team.is_same("1/3", "2/3"))
     toy = assembly.make_scene(small_config(places), scene.tokenizer)
     assert asyncio.run(toy.reward(problem, ("0.5",))) == (0.0,)  # integers, in this process
+
+
+def test_the_authors_window_rewards_the_end_of_a_solution_and_only_in_training(places, tmp_path):
+    """390 characters behind a box hide it; a number at the end needs none."""
+    scene, config = file_scene(places, tmp_path)
+    (problem,) = scene.questions["test"]
+    hidden = r"So \boxed{\frac{1}{2}}. " + 30 * "That is all. "
+    unboxed = 200 * "hm " + "so the answer is $0.5$"
+
+    def rewards(window, *, training):
+        config.collaboration.reward_window = window
+        team = assembly.make_team(config, "hint", scene, training=training).collaboration
+        found = tuple(team.answer_of(text) or "" for text in (hidden, unboxed))
+        return asyncio.run(scene.reward(problem, found))
+
+    assert rewards(0, training=True) == (1.0, 0.0)
+    assert rewards(300, training=True) == (0.0, 1.0)
+    assert rewards(300, training=False) == (1.0, 0.0)
+
+
+def test_the_authors_window_hides_a_toy_answer_before_it(places):
+    config = small_config(places, **{"collaboration.reward_window": 300})
+    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    team = assembly.make_team(config, "hint", scene, training=True).collaboration
+    assert team.answer_of(r"\boxed{7}" + 291 * ".") == "7"
+    assert team.answer_of(r"\boxed{7}" + 292 * ".") is None
+
+
+def test_a_window_is_of_one_solution_and_a_debate_has_several(places):
+    config = small_config(places, "debate", **{"collaboration.reward_window": 300})
+    with pytest.raises(ValueError, match=r"team='debate' votes on several answers; set 0"):
+        validate(config)
 
 
 def test_the_processes_that_grade_end_with_the_scene(places, tmp_path):

@@ -338,7 +338,7 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
                 for split in scene.questions.values()
                 for uid, text in collaboration.next_problems(split).items()
             },
-            control="none" if training else config.collaboration.control,
+            training=training,
         )  # fmt: skip
     roles = ("leader", "searcher", "answerer")
     return Team(
