@@ -126,6 +126,12 @@ def default_config() -> ConfigDict:
              # each team plays again with at most so many searches, or tokens of Leader and
              # Searchers, an episode: systems at equal cost
              caps=dict(searches=(), tokens=()),
+             # and each team with a Collaborator under these values of collaboration.control: what
+             # its words are worth
+             controls=(),
+             # a team, beside which self-consistency plays with as many votes as match its tokens a
+             # problem, measured: "" for none
+             matched_votes="",
              # the single agent reads the texts of `privileged` behind its questions
              privileged=False,
              published=False)  # numbers of the papers beside ours, where a set is one of theirs

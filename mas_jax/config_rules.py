@@ -19,7 +19,7 @@ from mas_jax.choices import (
     check_choice,
     check_no_secret,
 )
-from mas_jax.collaboration_rules import ACTORS, SUBJECTS, TOPOLOGIES
+from mas_jax.collaboration_rules import ACTORS, SUBJECTS, TOPOLOGIES, check_evaluated
 from mas_jax.stage_rules import check_budgets, check_stage, check_stepwise
 
 _COUNTS = {
@@ -94,6 +94,7 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
                 f"evaluation.caps={dict(e.caps)} are of teams that search, and {team!r} is in "
                 "evaluation.teams; clear the caps"
             )
+    check_evaluated(config)
     if not t.stages or len(set(t.stages)) < len(t.stages):
         raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
     if t.learning_rates and len(t.learning_rates) != len(t.stages):

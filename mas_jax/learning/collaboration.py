@@ -35,12 +35,13 @@ MOST_WORKERS = 8  # of those that grade, 1 GiB of address space each
 class Grading:
     """How answers of mathematics are taken: the answer of a solution, None without one, of its last
     `window` characters or, for 0, of all; whether two are one in a vote; rewards of predictions;
-    what was counted in doing so."""
+    what was counted in doing so; a second grader's verdict, None where there is none."""
 
     answer_of: Callable[..., str | None]
     is_same: IsSame
     reward: Callable[..., Awaitable]
     counts: Callable[[], Mapping[str, int]] = dict
+    second: Callable[[Question, str], Awaitable[bool]] | None = None
 
 
 def make_team(
@@ -170,4 +171,5 @@ def grading_by_set() -> Grading:
         math_sets.vote_equality(workers),
         reward,
         lambda: {kind.replace(" ", "_"): workers.counts[kind] for kind in kinds},
+        math_sets.second_grader(workers),
     )
