@@ -79,10 +79,12 @@ def default_config() -> ConfigDict:
     # questions the toy world is played in.
     # subject: "facts", which are searched for, or "mathematics", for teams of agents/topology.py,
     # whose toy problems are those of data/arithmetic.py
+    # first: training draws from so many questions of each training file, or of the toy's, its first
+    # ones, 0 for all: the axis of sample efficiency
     config.data = ConfigDict(
         dict(
-            subject="facts", train=(), weights=(), validation=(), test=(), corpus="", index="",
-            server="", dialect="search-r1",
+            subject="facts", first=0, train=(), weights=(), validation=(), test=(), corpus="",
+            index="", server="", dialect="search-r1",
         )
     )  # fmt: skip
     # retrieval/encoder.py EncoderConfig; a directory, "package:minilm", or "hashed", the toy's
@@ -210,7 +212,10 @@ def default_config() -> ConfigDict:
             dtype="float32", param_dtype="float32", remat="none", backend="auto",
             value_head=False, whiten=True,
             checkpoint_interval=10, keep_checkpoints=2,
-            validation_interval=0, validation_questions=140, validation_runs=1,
+            # patience: a stage ends after so many validations in a row without a better one, and
+            # the policy that it makes is the best validated; 0: it takes all its steps, and the
+            # policy is the last
+            validation_interval=0, patience=0, validation_questions=140, validation_runs=1,
             role_gradient_interval=40, drift_frac=0.1, log_interval_s=10.0,
             optimizer=dict(  # learning/update.py OptimizerSettings
                 learning_rate=2e-4, warmup_steps=5, schedule="constant", b1=0.9, b2=0.95, eps=1e-8,

@@ -48,6 +48,13 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
         for name in names:
             if config[section][name] < 1:
                 raise ValueError(f"{section}.{name}={config[section][name]} must be at least 1")
+    if t.patience < 0 or (t.patience and not t.validation_interval):
+        raise ValueError(
+            f"train.patience={t.patience} counts validations, and train.validation_interval="
+            f"{t.validation_interval}; set both above 0, or patience=0"
+        )
+    if config.data.first < 0:
+        raise ValueError(f"data.first={config.data.first} must be at least 1, or 0 for all")
     p, m = config.pretrain.settings, config.math_pretrain
     for where, steps, warmup in (
         ("pretrain.settings", p.steps, p.warmup_steps),

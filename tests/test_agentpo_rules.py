@@ -94,7 +94,10 @@ def test_first_traces_hold_good_and_bad_hints_and_no_problem_that_is_played():
          "'critic', whose Collaborator reads solutions"),
         ({"collaboration.control": "no_answer", "evaluation.teams": ("solver",)},
          "'solver', whose Collaborator nobody reads"),
-        ({"evaluation.controls": ("none",)}, r"controls=\('none',\); choose from \('other_problem',"),
+        ({"data.first": -1}, r"data\.first=-1 must be at least 1, or 0 for all"),
+        ({"train.patience": 2, "train.validation_interval": 0}, r"patience=2 counts validations"),
+        ({"train.patience": -1}, r"patience=-1 counts validations"),
+        ({"evaluation.controls": ("none",)}, r"controls=\('none',\); choose from"),
         ({"evaluation.controls": ("no_answer",), "collaboration.control": "no_answer"},
          "'no_answer' is of every team, and evaluation.controls="),
         ({"evaluation.controls": ("other_problem",), "evaluation.teams": ("critic",)},
@@ -167,6 +170,17 @@ def test_a_control_acts_in_evaluation_and_not_in_training(places):
     for training, control in ((True, "none"), (False, "no_answer")):
         team = assembly.make_team(config, "hint", scene, training=training)
         assert team.collaboration.control == control
+
+
+def test_training_draws_from_the_first_problems_alone(places):
+    config = small_config(places, **{"data.first": 7})
+    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    drawn = {scene.training.at(position, seed=0).uid for position in range(14)}
+    assert drawn == {question.uid for question in scene.questions["train"][:7]}
+    assert len(scene.questions["train"]) == 20  # nothing else depends on it
+    config.data.first = 21
+    with pytest.raises(ValueError, match=r"data\.first=21, and the sources .* have \[20\]; lower"):
+        assembly.make_scene(config, scene.tokenizer)
 
 
 # --- problems of files ----------------------------------------------------------------------------
