@@ -21,6 +21,8 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
 }
 READING = ("critic", "debate")  # whose Collaborator reads what the Actor said
 ALONE = ("solver",)  # whose Collaborator nobody reads
+VOTING = ("vote", "mad", "debate", "guided_debate")  # with several answers
+WINDOWS = (0, 300)  # of what the reward reads: all, or as the authors' script
 SUBJECTS = ("facts", "mathematics")
 CONTROLS = ("none", "other_problem", "no_answer")  # agents/collaboration.py
 ACTORS = ("none", "policy", "api")  # learning/assembly.py make_policies
@@ -42,18 +44,11 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
         raise ValueError(
             f"actor.kind='api' with base_url={a.base_url!r} and model={a.model!r}; name both"
         )
-    control = config.collaboration.control
-    if control not in CONTROLS:
-        raise ValueError(f"collaboration.control={control!r}; choose from {CONTROLS}")
-    if control == "other_problem" and team in READING:
+    _check_controls(config, team, where=where)
+    if config.collaboration.reward_window not in WINDOWS:
         raise ValueError(
-            f"collaboration.control='other_problem' and {where}={team!r}, whose Collaborator reads "
-            f"solutions of the problem itself; take it out, or set control='no_answer'"
-        )
-    if control == "no_answer" and team in ALONE:
-        raise ValueError(
-            f"collaboration.control='no_answer' and {where}={team!r}, whose Collaborator nobody "
-            "reads; take it out, or set control='none'"
+            f"collaboration.reward_window={config.collaboration.reward_window}; choose from "
+            f"{WINDOWS}: the last box of all that the Actor said, or its last 300 characters"
         )
     for key in ("votes", "debaters", "rounds", "experts"):
         if config.collaboration[key] < 1:
@@ -67,3 +62,47 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
                 f"{name}.max_tokens={voice.max_tokens} must be above 0 and below {name}.context="
                 f"{voice.context}, and that at most {at}.context={engine.context}"
             )
+
+
+def _check_controls(config: ConfigDict, team: str, *, where: str) -> None:
+    """What takes the worth of a Collaborator's words away fits the team."""
+    single, several = config.collaboration.control, config.evaluation.controls
+    if single not in CONTROLS:
+        raise ValueError(f"collaboration.control={single!r}; choose from {CONTROLS}")
+    if set(several) - set(CONTROLS[1:]) or len(set(several)) < len(several):
+        raise ValueError(
+            f"evaluation.controls={several}; choose from {CONTROLS[1:]}, each once: the team also "
+            "plays without one"
+        )
+    if several and single != "none":
+        raise ValueError(
+            f"collaboration.control={single!r} is of every team, and evaluation.controls={several} "
+            "play beside teams under none; set the first to 'none', or clear the second"
+        )
+    named = dict.fromkeys(several, f"evaluation.controls={several}")
+    named |= {single: f"collaboration.control={single!r}"}
+    if "other_problem" in named and team in READING:
+        raise ValueError(
+            f"{named['other_problem']} and {where}={team!r}, whose Collaborator reads solutions of "
+            "the problem itself; take it out, or leave 'no_answer' alone"
+        )
+    if "no_answer" in named and team in ALONE:
+        raise ValueError(
+            f"{named['no_answer']} and {where}={team!r}, whose Collaborator nobody reads; take one "
+            "of the two out"
+        )
+
+
+def check_evaluated(config: ConfigDict) -> None:
+    """What is compared in an evaluation is there. Raises: ValueError."""
+    e = config.evaluation
+    if e.matched_votes and not {"actor", e.matched_votes} <= set(e.teams) & set(TOPOLOGIES):
+        raise ValueError(
+            f"evaluation.matched_votes={e.matched_votes!r} measures that team and the Actor alone, "
+            f"and evaluation.teams={e.teams}; name both there, or clear it"
+        )
+    if e.controls and not any("collaborator" in TOPOLOGIES.get(team, ()) for team in e.teams):
+        raise ValueError(
+            f"evaluation.controls={e.controls} are of a Collaborator's words, and no team of "
+            f"evaluation.teams={e.teams} has one; add one, such as 'hint', or clear them"
+        )

@@ -79,10 +79,12 @@ def default_config() -> ConfigDict:
     # questions the toy world is played in.
     # subject: "facts", which are searched for, or "mathematics", for teams of agents/topology.py,
     # whose toy problems are those of data/arithmetic.py
+    # first: training draws from so many questions of each training file, or of the toy's, its first
+    # ones, 0 for all: the axis of sample efficiency
     config.data = ConfigDict(
         dict(
-            subject="facts", train=(), weights=(), validation=(), test=(), corpus="", index="",
-            server="", dialect="search-r1",
+            subject="facts", first=0, train=(), weights=(), validation=(), test=(), corpus="",
+            index="", server="", dialect="search-r1",
         )
     )  # fmt: skip
     # retrieval/encoder.py EncoderConfig; a directory, "package:minilm", or "hashed", the toy's
@@ -126,6 +128,12 @@ def default_config() -> ConfigDict:
              # each team plays again with at most so many searches, or tokens of Leader and
              # Searchers, an episode: systems at equal cost
              caps=dict(searches=(), tokens=()),
+             # and each team with a Collaborator under these values of collaboration.control: what
+             # its words are worth
+             controls=(),
+             # a team, beside which self-consistency plays with as many votes as match its tokens a
+             # problem, measured: "" for none
+             matched_votes="",
              # the single agent reads the texts of `privileged` behind its questions
              privileged=False,
              published=False)  # numbers of the papers beside ours, where a set is one of theirs
@@ -154,11 +162,13 @@ def default_config() -> ConfigDict:
     # agents/topology.py Sizes, and how the Collaborator speaks: agents/speaker.py Voice; a prompt
     # beyond context less max_tokens is the outcome "context". prompts: "math", "math_toy" or a
     # folder; vote_temperature: of the Actor's members of a vote or debate; control: what evaluation
-    # makes of the Collaborator's words, "none", "other_problem" or "no_answer"
+    # makes of the Collaborator's words, "none", "other_problem" or "no_answer"; reward_window: 300
+    # rewards in training what stands in the last 300 characters of the Actor's solution, as the
+    # authors' script does, 0 the last box of all of it, as evaluation does
     config.collaboration = ConfigDict(
         dict(
             prompts="math_toy", context=256, max_tokens=48, votes=5, debaters=3, rounds=2,
-            experts=3, vote_temperature=0.7, control="none",
+            experts=3, vote_temperature=0.7, control="none", reward_window=0,
         )
     )  # fmt: skip
     # the frozen Actor. kind: "none"; "policy" of a checkpoint ("" for the one of `model`) with
@@ -202,7 +212,10 @@ def default_config() -> ConfigDict:
             dtype="float32", param_dtype="float32", remat="none", backend="auto",
             value_head=False, whiten=True,
             checkpoint_interval=10, keep_checkpoints=2,
-            validation_interval=0, validation_questions=140, validation_runs=1,
+            # patience: a stage ends after so many validations in a row without a better one, and
+            # the policy that it makes is the best validated; 0: it takes all its steps, and the
+            # policy is the last
+            validation_interval=0, patience=0, validation_questions=140, validation_runs=1,
             role_gradient_interval=40, drift_frac=0.1, log_interval_s=10.0,
             optimizer=dict(  # learning/update.py OptimizerSettings
                 learning_rate=2e-4, warmup_steps=5, schedule="constant", b1=0.9, b2=0.95, eps=1e-8,

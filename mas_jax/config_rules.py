@@ -19,7 +19,7 @@ from mas_jax.choices import (
     check_choice,
     check_no_secret,
 )
-from mas_jax.collaboration_rules import ACTORS, SUBJECTS, TOPOLOGIES
+from mas_jax.collaboration_rules import ACTORS, SUBJECTS, TOPOLOGIES, check_evaluated
 from mas_jax.stage_rules import check_budgets, check_stage, check_stepwise
 
 _COUNTS = {
@@ -48,6 +48,13 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
         for name in names:
             if config[section][name] < 1:
                 raise ValueError(f"{section}.{name}={config[section][name]} must be at least 1")
+    if t.patience < 0 or (t.patience and not t.validation_interval):
+        raise ValueError(
+            f"train.patience={t.patience} counts validations, and train.validation_interval="
+            f"{t.validation_interval}; set both above 0, or patience=0"
+        )
+    if config.data.first < 0:
+        raise ValueError(f"data.first={config.data.first} must be at least 1, or 0 for all")
     p, m = config.pretrain.settings, config.math_pretrain
     for where, steps, warmup in (
         ("pretrain.settings", p.steps, p.warmup_steps),
@@ -94,6 +101,7 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
                 f"evaluation.caps={dict(e.caps)} are of teams that search, and {team!r} is in "
                 "evaluation.teams; clear the caps"
             )
+    check_evaluated(config)
     if not t.stages or len(set(t.stages)) < len(t.stages):
         raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
     if t.learning_rates and len(t.learning_rates) != len(t.stages):

@@ -16,7 +16,7 @@ from mas_jax.choices import (
     check_choice,
     check_no_secret,
 )
-from mas_jax.collaboration_rules import TOPOLOGIES, check_collaboration
+from mas_jax.collaboration_rules import TOPOLOGIES, VOTING, check_collaboration
 
 
 def check_stepwise(where: str, team: str, sampler: str = "policy") -> None:
@@ -67,6 +67,11 @@ def check_stage(config: ConfigDict, name: str) -> None:
         raise ValueError(
             f"train.row_length={t.row_length} is below {section}.context={context}, so "
             "longer traces would be left out; raise row_length or lower the context"
+        )
+    if config.collaboration.reward_window and stage.team in VOTING:
+        raise ValueError(
+            f"collaboration.reward_window={config.collaboration.reward_window} rewards one "
+            f"solution, and {where}.team={stage.team!r} votes on several answers; set 0"
         )
     if stage.steps < 1:
         raise ValueError(f"{where}.steps={stage.steps} must be at least 1")

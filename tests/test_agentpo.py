@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import dataclasses
+import io
 import itertools
 import json
 import threading
@@ -188,6 +189,66 @@ def test_problems_of_files_are_graded_by_value_in_an_evaluation(places, tmp_path
         summary = evaluate.run(evaluate.prepare(config, tmp_path / "eval"), QUIET)
     assert summary["teams"]["actor"]["macro"]["avg"] == pytest.approx(1 / 3)
     assert (summary["graded"]["jobs"], summary["graded"]["no_answer"]) == (2, 1)
+    graders = summary["graders"]["actor"]
+    assert (graders["both"], graders["neither"]) == (1, 1) and not graders["only_second"]
+    row = summary["problem_sets"]["actor"]["math500"]
+    assert row["num_problems"] == 3 and row["avg"]["difference"] == pytest.approx(1 / 3)
+    assert row["tokens"] == {"actor": {"input": 10.0, "output": 2.0}}
+
+
+def test_answers_that_only_one_grader_takes_are_listed(places, tmp_path):
+    """The second grader reads no thousands between {,}."""
+    line = {"id": "a", "question": "a?", "golden_answers": ["10{,}000"]}
+    write_jsonl(tmp_path / "math500.jsonl", [line])
+    with ChatServer(lambda body: answer(r"\boxed{10000}")) as server:
+        config = at_endpoint(places, server)
+        config.data.test = (str(tmp_path / "math500.jsonl"),)
+        config.evaluation.teams = ("actor",)
+        console = Console(record=True, file=io.StringIO(), width=200)
+        summary = evaluate.run(evaluate.prepare(config, tmp_path / "eval"), console)
+    (found,) = summary["graders"]["actor"]["only_first"]
+    assert (found["golds"], found["prediction"]) == (("10{,}000",), "10000")
+    assert "actor: graders agree on 0 of 1" in console.export_text()
+    written = json.loads((tmp_path / "eval" / "summary.json").read_text())
+    assert written["graders"]["actor"]["only_first"][0]["question"] == "math500/test/a"
+
+
+def test_what_a_hint_is_worth_and_votes_at_its_tokens_come_from_one_evaluation(places, tmp_path):
+    """An Actor of 10 + 2 tokens; a vote of v costs 12 v."""
+
+    def evaluated(server):
+        config = at_endpoint(places, server)
+        config.actor.cache = str(tmp_path / "answers")
+        config.evaluation.update(
+            dict(teams=("actor", "hint"), controls=("other_problem", "no_answer"),
+                 matched_votes="hint")
+        )  # fmt: skip
+        return evaluate.run(evaluate.prepare(config, tmp_path / "eval"), QUIET)
+
+    with ChatServer(solver) as server:
+        summary = evaluated(server)
+        rows = {row["system"]: row for row in summary["effect"]["hint"]}
+        assert list(rows) == [
+            "actor", "hint", "hint, shown another problem", "hint, without the answer"
+        ]  # fmt: skip
+        avg = {name: team["macro"]["avg"] for name, team in summary["teams"].items()}
+        for name, row in rows.items():
+            assert row["avg"]["difference"] == pytest.approx(avg[name])
+            if name != "actor":
+                assert row["less_alone"]["difference"] == pytest.approx(avg[name] - avg["actor"])
+                assert row["answers_told"] == summary["answers_told"][name]
+        matched = summary["matched_votes"]
+        wanted = matched["tokens"]["team"]
+        assert matched["votes"] == max(1, round(wanted / 12)) > 1
+        assert matched["tokens"]["vote"] == 12 * matched["votes"]
+        assert matched["ratio"] == pytest.approx(12 * matched["votes"] / wanted)
+        assert "vote, at the tokens of hint" in summary["teams"]
+        num_asked = len(server.bodies)
+        assert evaluated(server)["matched_votes"] == matched  # plays nothing again
+        assert len(server.bodies) == num_asked
+    tables = (tmp_path / "eval" / "tables.md").read_text()
+    for text in ("What the words of hint are worth", "Self-consistency at the tokens", "Each set"):
+        assert text in tables
 
 
 def test_single_faults_are_masked_and_counted_and_the_run_goes_on(places, tmp_path):

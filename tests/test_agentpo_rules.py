@@ -95,6 +95,18 @@ def test_first_traces_hold_good_and_bad_hints_and_no_problem_that_is_played():
          "'critic', whose Collaborator reads solutions"),
         ({"collaboration.control": "no_answer", "evaluation.teams": ("solver",)},
          "'solver', whose Collaborator nobody reads"),
+        ({"data.first": -1}, r"data\.first=-1 must be at least 1, or 0 for all"),
+        ({"train.patience": 2, "train.validation_interval": 0}, r"patience=2 counts validations"),
+        ({"train.patience": -1}, r"patience=-1 counts validations"),
+        ({"evaluation.controls": ("none",)}, r"controls=\('none',\); choose from"),
+        ({"evaluation.controls": ("no_answer",), "collaboration.control": "no_answer"},
+         "'no_answer' is of every team, and evaluation.controls="),
+        ({"evaluation.controls": ("other_problem",), "evaluation.teams": ("critic",)},
+         r"evaluation\.controls=\('other_problem',\) and .*'critic', whose Collaborator reads"),
+        ({"evaluation.controls": ("no_answer",), "evaluation.teams": ("actor", "vote")},
+         "no team of .* has one; add one, such as 'hint'"),
+        ({"evaluation.matched_votes": "critic"}, r"matched_votes='critic' measures that team and"),
+        ({"collaboration.reward_window": 200}, r"reward_window=200; choose from \(0, 300\)"),
         ({"collaboration.votes": 0}, r"collaboration\.votes=0 must be at least 1"),
         ({"collaboration.debaters": 0}, r"collaboration\.debaters=0 must be at least 1"),
         ({"collaboration.rounds": 0}, r"collaboration\.rounds=0 must be at least 1"),
@@ -161,6 +173,17 @@ def test_a_control_acts_in_evaluation_and_not_in_training(places):
         assert team.collaboration.control == control
 
 
+def test_training_draws_from_the_first_problems_alone(places):
+    config = small_config(places, **{"data.first": 7})
+    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    drawn = {scene.training.at(position, seed=0).uid for position in range(14)}
+    assert drawn == {question.uid for question in scene.questions["train"][:7]}
+    assert len(scene.questions["train"]) == 20  # nothing else depends on it
+    config.data.first = 21
+    with pytest.raises(ValueError, match=r"data\.first=21, and the sources .* have \[20\]; lower"):
+        assembly.make_scene(config, scene.tokenizer)
+
+
 # --- problems of files ----------------------------------------------------------------------------
 
 
@@ -187,6 +210,38 @@ def test_problems_of_files_are_graded_by_the_rule_of_their_set(places, tmp_path)
     assert not asyncio.run(team.is_same("1/3", "2/3"))
     toy = assembly.make_scene(small_config(places), scene.tokenizer)
     assert asyncio.run(toy.reward(problem, ("0.5",))) == (0.0,)  # integers, in this process
+
+
+def test_the_authors_window_rewards_the_end_of_a_solution_and_only_in_training(places, tmp_path):
+    """390 characters behind a box hide it; a number at the end needs none."""
+    scene, config = file_scene(places, tmp_path)
+    (problem,) = scene.questions["test"]
+    hidden = r"So \boxed{\frac{1}{2}}. " + 30 * "That is all. "
+    unboxed = 200 * "hm " + "so the answer is $0.5$"
+
+    def rewards(window, *, training):
+        config.collaboration.reward_window = window
+        team = assembly.make_team(config, "hint", scene, training=training).collaboration
+        found = tuple(team.answer_of(text) or "" for text in (hidden, unboxed))
+        return asyncio.run(scene.reward(problem, found))
+
+    assert rewards(0, training=True) == (1.0, 0.0)
+    assert rewards(300, training=True) == (0.0, 1.0)
+    assert rewards(300, training=False) == (1.0, 0.0)
+
+
+def test_the_authors_window_hides_a_toy_answer_before_it(places):
+    config = small_config(places, **{"collaboration.reward_window": 300})
+    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    team = assembly.make_team(config, "hint", scene, training=True).collaboration
+    assert team.answer_of(r"\boxed{7}" + 291 * ".") == "7"
+    assert team.answer_of(r"\boxed{7}" + 292 * ".") is None
+
+
+def test_a_window_is_of_one_solution_and_a_debate_has_several(places):
+    config = small_config(places, "debate", **{"collaboration.reward_window": 300})
+    with pytest.raises(ValueError, match=r"team='debate' votes on several answers; set 0"):
+        validate(config)
 
 
 def test_the_processes_that_grade_end_with_the_scene(places, tmp_path):

@@ -297,6 +297,30 @@ def test_the_step_that_validation_found_best_is_kept_and_exported(stage, tmp_pat
         jax.tree.map(np.testing.assert_array_equal, params, seen[step])
 
 
+def test_a_stage_ends_with_its_best_parameters_once_validation_stays_behind(stage, tmp_path):
+    """Patience 2: 0.5 at step 2 is neither beaten at step 3 nor by an equal one at 4."""
+    measured, seen = {1: 0.25, 2: 0.5, 3: 0.375, 4: 0.5, 5: 0.75}, {}
+    made = stage(
+        "teacher", steps=5, chaotic=False,
+        config={"train__validation_interval": 1, "train__checkpoint_interval": 100,
+                "train__keep_checkpoints": 1, "train__patience": 2},
+    )  # fmt: skip
+
+    def _publish(params):
+        seen["published"] = jax.tree.map(np.array, params)
+
+    def _validate(step):
+        seen[step] = seen["published"]
+        return measured[step]
+
+    made = dataclasses.replace(made, publish=_publish, validate=_validate)
+    for _ in range(2):  # the second call goes on from step 2 to the same end
+        params = loop.train(made, tmp_path, QUIET)
+        jax.tree.map(np.testing.assert_array_equal, params, seen[2])
+        lines = metrics.read(tmp_path / "metrics.jsonl")
+        assert [line["validation/avg"] for line in lines] == [0.25, 0.5, 0.375, 0.5]
+
+
 def test_an_alarm_is_in_the_log_and_the_metrics_and_not_given_again(stage, start, tmp_path, caplog):
     made = stage("teacher", steps=4, config={"train__alarms__window": 2})
     scene = small_pipeline(small_config(start), tmp_path).scene

@@ -1,5 +1,7 @@
 """Mathematical problems: their files, what is known of them, and writing them again."""
 
+from pathlib import Path
+
 import pytest
 from shared_data import shared
 
@@ -83,6 +85,12 @@ def test_the_published_sets_are_read_whole(name):
     found = problems.read_jsonl(shared(f"math/{name}.jsonl"), split="any")
     assert len(found) == SIZES[name]
     assert {problem.dataset for problem in found} == {name.split("_train")[0]}
+
+
+def test_both_forms_of_amc_are_sets_of_their_own():
+    assert [problems.dataset_of(Path(f"amc{n}.jsonl")) for n in (23, 83, 12)] == [
+        "amc23", "amc83", None,
+    ]  # fmt: skip
 
 
 def test_levels_and_tolerances_of_the_published_sets_are_known():

@@ -20,6 +20,7 @@ from mas_jax.agents.setting import World
 from mas_jax.agents.speaker import Voice
 from mas_jax.agents.topology import TOPOLOGIES, Node, Sizes, Topology, check
 from mas_jax.collaboration_rules import TOPOLOGIES as ROLES_OF
+from mas_jax.collaboration_rules import VOTING
 from mas_jax.evaluation import answers_told, episode_json
 from mas_jax.evaluation.statistics import score_episode
 from mas_jax.records import ROLES, UNTOLD, FailureKind, Reply, Sample, StopReason, WorldError
@@ -282,6 +283,7 @@ def test_every_topology_is_sound_has_its_prompts_and_the_roles_of_its_team():
         topology = build(SIZES)
         check(topology)
         assert topology.roles == ROLES_OF[name]
+        assert (len(topology.answers) > 1) == (name in VOTING)
         for prompts in ("math", "math_toy"):
             texts = load_texts(prompts, topology)
             assert set(texts.user) == set(prompt_names([topology]))

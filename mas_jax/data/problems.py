@@ -1,4 +1,4 @@
-"""Mathematical problems as `Problem`: the six test sets, and what MATH and GSM8K have to train on.
+"""Mathematical problems as `Problem`: the test sets, and what MATH and GSM8K have to train on.
 
 Files are JSONL as `data/questions.py` reads it; what a set says of its problems stands in their
 metadata: level, subject, the tolerance of OlympiadBench. Must not know: how answers are compared.
@@ -12,7 +12,8 @@ from mas_jax.data import questions
 from mas_jax.data.questions import Source, jsonl
 from mas_jax.records import Problem
 
-TEST_SETS = ("aime24", "amc23", "math500", "minerva_math", "olympiadbench", "gsm8k")
+# amc23 is the field's 40 problems of 2023, amc83 its 83 of 2022 and 2023
+TEST_SETS = ("aime24", "amc23", "amc83", "math500", "minerva_math", "olympiadbench", "gsm8k")
 _DATASET = re.compile(rf"({'|'.join(sorted(TEST_SETS, key=len, reverse=True))}|math)(_train\d*)?")
 
 

@@ -134,7 +134,7 @@ def set_grid(differences: Mapping[str, SetDifference], *, title: str) -> Grid:
         (
             name,
             f"{100 * found.interval.difference:+.2f}",
-            _interval(found.interval),
+            interval_text(found.interval),
             f"{found.p_value:.4f}",
             f"{found.adjusted:.4f}",
         )
@@ -150,8 +150,8 @@ def claim_grid(claims: Mapping[str, Claim], *, title: str) -> Grid:
         (
             name,
             f"{100 * claim.over_seeds.difference:+.2f}",
-            _interval(claim.over_seeds),
-            " ".join(_interval(interval) for interval in claim.seeds),
+            interval_text(claim.over_seeds),
+            " ".join(interval_text(interval) for interval in claim.seeds),
             "yes" if significance.supported(claim) else "no",
         )
         for name, claim in claims.items()
@@ -270,7 +270,8 @@ def to_rich(grid: Grid) -> Group:
     return Group(Text(grid.title), table)
 
 
-def _interval(interval: Interval) -> str:
+def interval_text(interval: Interval) -> str:
+    """An interval in points."""
     return f"[{100 * interval.low:.2f}, {100 * interval.high:.2f}]"
 
 

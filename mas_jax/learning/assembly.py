@@ -195,8 +195,22 @@ def _questions(config: ConfigDict) -> tuple[dict[str, tuple[Question, ...]], Mix
         split: tuple(_read_questions(Path(path), split) for path in d[split])
         for split in ("train", "validation", "test")
     }
-    training = Mixture(sources["train"], d.weights or None) if sources["train"] else None
+    training = _mixture(config, sources["train"]) if sources["train"] else None
     return {split: tuple(itertools.chain(*found)) for split, found in sources.items()}, training
+
+
+def _mixture(config: ConfigDict, sources: Sequence[tuple[Question, ...]]) -> Mixture:
+    """What training draws from: the first `data.first` questions of each source, or all.
+
+    Raises: ValueError for a source with fewer.
+    """
+    d = config.data
+    if d.first and min(map(len, sources)) < d.first:
+        raise ValueError(
+            f"data.first={d.first}, and the sources of training questions have "
+            f"{[len(source) for source in sources]}; lower it, or set 0 for all"
+        )
+    return Mixture(tuple(source[: d.first or None] for source in sources), d.weights or None)
 
 
 def _math_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
@@ -209,7 +223,7 @@ def _math_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     else:
         grading = collaboration.INTEGERS
         toy = make_arithmetic(**config.arithmetic)
-        questions, training = toy.questions, Mixture((toy.questions["train"],))
+        questions, training = toy.questions, _mixture(config, (toy.questions["train"],))
         identity = {"arithmetic": toy.fingerprint}
     theirs = None
     if config.actor.kind == "policy":
@@ -267,7 +281,7 @@ def _toy_scene(config: ConfigDict, tokenizer: Tokenizer) -> Scene:
     encoder, index = HashedNgrams(), IndexConfig(**config.retriever)
     return Scene(
         questions=questions,
-        training=Mixture((questions["train"],)),
+        training=_mixture(config, (questions["train"],)),
         identity={"world": world.fingerprint, "encoder": encoder.fingerprint},
         retriever=Retriever.build(world.passages, encoder, index),
         chat=policy_chat(config, tokenizer),
@@ -338,7 +352,7 @@ def make_team(config: ConfigDict, name: str, scene: Scene, *, training: bool = F
                 for split in scene.questions.values()
                 for uid, text in collaboration.next_problems(split).items()
             },
-            control="none" if training else config.collaboration.control,
+            training=training,
         )  # fmt: skip
     roles = ("leader", "searcher", "answerer")
     return Team(

@@ -4,6 +4,7 @@ Must not know: scenes, how checkpoints are loaded.
 """
 
 import dataclasses
+import functools
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,29 +27,35 @@ from mas_jax.sampling.policies import Policies, Remembering, endpoint_complete, 
 from mas_jax.sampling.replicas import Replicas
 
 ACTOR_POLICY = "actor"  # the frozen one's name, in traces and among policies
+OF_TRAINING = ("reward_window",)  # keys of config.collaboration that evaluation does not read
 MOST_WORKERS = 8  # of those that grade, 1 GiB of address space each
 
 
 @dataclass(frozen=True)
 class Grading:
-    """How answers of mathematics are taken: the answer of a solution, None without one; whether two
-    are one in a vote; rewards of predictions; what was counted in doing so."""
+    """How answers of mathematics are taken: the answer of a solution, None without one, of its last
+    `window` characters or, for 0, of all; whether two are one in a vote; rewards of predictions;
+    what was counted in doing so; a second grader's verdict, None where there is none."""
 
-    answer_of: Callable[[str], str | None]
+    answer_of: Callable[..., str | None]
     is_same: IsSame
     reward: Callable[..., Awaitable]
     counts: Callable[[], Mapping[str, int]] = dict
+    second: Callable[[Question, str], Awaitable[bool]] | None = None
 
 
 def make_team(
     config: ConfigDict, name: str, sampling: Sampling, *, chats: Mapping[str, Chat | None],
-    prompts: Prompts, grading: Grading, others: Mapping[str, str], control: str,
+    prompts: Prompts, grading: Grading, others: Mapping[str, str], training: bool,
 ) -> Team:  # fmt: skip
     """A team that is a topology: the configured policy as Collaborator, the Actor as itself.
 
-    chats: by role. others, control: as in `Collaboration`. Raises: as `load_texts`.
+    chats: by role. others: as in `Collaboration`. training: what the Collaborator says is under no
+    control, and the reward's window decides what of a solution is its answer.
+    Raises: as `load_texts`.
     """
     c, a = config.collaboration, config.actor
+    window = c.reward_window if training else 0
     topology = _topology(config, name)
     drawn = dict(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
     voices = {
@@ -73,9 +80,9 @@ def make_team(
             load_texts(c.prompts, topology),
             voices,
             vote_temperature=c.vote_temperature,
-            answer_of=grading.answer_of,
+            answer_of=functools.partial(grading.answer_of, window=window),
             is_same=grading.is_same,
-            control=control,
+            control="none" if training else c.control,
             others=others,
         ),
     )
@@ -93,15 +100,17 @@ def next_problems(questions: Sequence[Question]) -> dict[str, str]:
 
 
 def settings(config: ConfigDict, name: str) -> dict:
-    """What episodes of a topology depend on beside weights, questions and sampling, as JSON
-    values; not where answers are kept."""
-    c, a = config.collaboration, config.actor.to_dict()
+    """What evaluated episodes of a topology depend on beside weights, questions and sampling, as
+    JSON values; not where answers are kept."""
+    c, a = config.collaboration.to_dict(), config.actor.to_dict()
     topology = _topology(config, name)
+    for key in OF_TRAINING:
+        del c[key]
     for key in ("checkpoint", "remember", "cache", "key_variable", "concurrency", "timeout_s",
                 "retries"):  # fmt: skip
         del a[key]
-    texts = dataclasses.asdict(load_texts(c.prompts, topology))
-    return {"collaboration": c.to_dict(), "actor": a, "prompts": texts}
+    texts = dataclasses.asdict(load_texts(c["prompts"], topology))
+    return {"collaboration": c, "actor": a, "prompts": texts}
 
 
 def with_endpoint(config: ConfigDict, engines: Replicas) -> Policies:
@@ -144,7 +153,11 @@ async def _same_integer(first: str, second: str) -> bool:
     return integer_answer.same_integer(first, second)
 
 
-INTEGERS = Grading(integer_answer.extract, _same_integer, _integer_reward)  # of toy problems
+def _integer(text: str, *, window: int) -> str | None:
+    return integer_answer.extract(text[-window:])  # all of it for 0
+
+
+INTEGERS = Grading(_integer, _same_integer, _integer_reward)  # of toy problems
 
 
 def grading_by_set() -> Grading:
@@ -154,8 +167,9 @@ def grading_by_set() -> Grading:
     reward, kinds = math_sets.answer_reward(workers), ("jobs", "no answer", *FAILURES)
     weakref.finalize(reward, workers.close)
     return Grading(
-        math_answer.extract,
+        math_answer.graded_text,
         math_sets.vote_equality(workers),
         reward,
         lambda: {kind.replace(" ", "_"): workers.counts[kind] for kind in kinds},
+        math_sets.second_grader(workers),
     )

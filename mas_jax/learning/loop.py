@@ -78,7 +78,8 @@ class TrainSettings:
     micro-batch over all hosts, of row_length tokens. chunk: of `logprobs.py`. Intervals are in
     steps, 0 for never: of checkpoints, of validation, of gradient norms by role (a pass for each).
     drift_frac: share of the micro-batches on which KL to the start is measured. view_length: of a
-    row of what a privileged branch reads.
+    row of what a privileged branch reads. patience: validations in a row without a better one that
+    end the stage; 0 for none.
     """
 
     questions: int
@@ -94,6 +95,7 @@ class TrainSettings:
     drift_frac: float
     log_interval_s: float
     view_length: int = 0
+    patience: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ def privileged_roles(programme: Programme) -> tuple[str, ...]:
 def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
     """Parameters after the stage's steps; goes on from the newest whole checkpoint in workdir.
 
+    With patience the best validated ones, and no step after that many validations without a better.
     Saves every `checkpoint_interval` steps, at the last step, and where validation is best so far.
     Raises: Interrupted after SIGTERM, with everything saved; ValueError if the workdir's checkpoint
     is of another config or a teacher is missing.
@@ -208,10 +211,12 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
     with Checkpointer(workdir / "checkpoints", keep=s.keep_checkpoints) as checkpoints:
         restored = checkpoints.restore(trainer.abstract_state)
         if restored is None:
-            state, best = trainer.init(stage.start()), None
+            state, best, best_step = trainer.init(stage.start()), None, None
         else:
             check_unchanged(restored.meta["config"], stage.config)
             state, best = restored.state, restored.meta["best"]
+            # a run begun before stages could end early has no such entry, and no patience
+            best_step = restored.meta.get("best_step")
             logger.info("%s: going on from step %d", stage.name, restored.step)
         done = start_step = 0 if restored is None else restored.step
         style = monitors.Style(stage.alarms.window)
@@ -226,6 +231,9 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
         ):  # fmt: skip
             alarms = Alarms.from_history(stage.alarms, _history(workdir))
             for step in range(start_step, stage.steps):
+                if _is_over(s, done, best_step):
+                    logger.info("%s: no better validation since step %d", stage.name, best_step)
+                    break
                 state, values = _step(stage, trainer, state, step, workdir, style)
                 done = step + 1
                 is_last, is_best, value = done == stage.steps, False, None
@@ -234,7 +242,7 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
                     value = stage.validate(done)
                     values["validation/avg"] = value
                     is_best = best is None or value > best
-                    best = value if is_best else best
+                    best, best_step = (value, done) if is_best else (best, best_step)
                 for alarm in alarms.check(step, values):
                     logger.warning("ALARM %s at step %d: %s", alarm.name, step, alarm.message)
                     values[f"alarm/{alarm.name}"] = 1.0
@@ -242,7 +250,8 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
                 stop = packing.agree_max(len(asked)) > 0
                 if stop or is_last or is_best or _due(s.checkpoint_interval, step):
                     meta = {
-                        "config": stage.config, "best": best, "seed": stage.seed,
+                        "config": stage.config, "best": best, "best_step": best_step,
+                        "seed": stage.seed,
                         "questions_seen": done * s.questions,
                     }  # fmt: skip
                     if stage.markers is not None:
@@ -253,7 +262,17 @@ def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:
             checkpoints.wait()
             if packing.agree_max(len(asked)) > 0:
                 raise Interrupted(f"{stage.name}: saved at step {done} of {stage.steps}")
-    return state.params
+            if not s.patience:
+                return state.params
+            abstract = {"params": trainer.abstract_state.params}
+            return checkpoints.restore_step("best", abstract).state["params"]
+
+
+def _is_over(settings: TrainSettings, done: int, best_step: int | None) -> bool:
+    """Whether so many validations as patience has brought none better than that of best_step."""
+    if not settings.patience or best_step is None:
+        return False
+    return done - best_step >= settings.patience * settings.validation_interval
 
 
 def _due(interval: int, step: int) -> bool:

@@ -48,11 +48,11 @@ def extract(text: str) -> str | None:
 
 def graded_text(text: str, *, window: int) -> str | None:
     """What of a solution is compared with the answer: its last box, None without one; with a
-    window its last `window` characters, as AgentPO's authors have it (300).
+    window its last `window` characters, as AgentPO's authors have it (300), None of no text.
 
     Source: METHODS §3.2.
     """
-    return text[-window:] if window else extract(text)
+    return (text[-window:] or None) if window else extract(text)
 
 
 def is_equivalent(gold: str, prediction: str, *, options: Mapping | None = None) -> bool:

@@ -181,6 +181,7 @@ Rule = Callable[[str, str, Job], bool]
 RULES: dict[str, Rule] = {
     "aime24": _by_integer,
     "amc23": _by_integer,
+    "amc83": _by_integer,
     "gsm8k": _by_integer,
     "minerva_math": _by_quantity,
     "olympiadbench": _by_list,
@@ -232,6 +233,17 @@ def vote_equality(workers: Workers) -> Callable[[str, str], Awaitable[bool]]:
         return False
 
     return is_same
+
+
+def second_grader(workers: Workers) -> Callable[[Question, str], Awaitable[bool]]:
+    """The verdict of the second grader on an answer; a limit of grading is no."""
+
+    async def is_right(question: Question, prediction: str) -> bool:
+        return (
+            await workers.grade_async(make_job(question, prediction, grader="second"))
+        ).is_correct
+
+    return is_right
 
 
 @dataclass(frozen=True)
