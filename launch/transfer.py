@@ -2,8 +2,8 @@
 
 python launch/transfer.py --config=configs/agentpo_toy.py --workdir=runs/transfer \
     --collaborator=trained=runs/agentpo_toy/agentpo/policy \
-    --collaborator=untrained=runs/math_policies/collaborator \
-    --actor=own=runs/math_policies/actor --actor=served=http://localhost:8000/v1,MODEL
+    --collaborator=untrained=asset:math/collaborator_policy \
+    --actor=own=asset:math/actor_policy --actor=served=http://localhost:8000/v1,MODEL
 
 Each is NAME=CHECKPOINT, perhaps with ,TEMPLATE behind it; an Actor may be NAME=URL,MODEL. All else
 is the config's, which names one team with both. Interrupted, the same command goes on.
