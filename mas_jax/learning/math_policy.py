@@ -42,7 +42,7 @@ def scripted_episodes(
     p, sampling = config.math_pretrain, Sampling(**config.sampling)
     team = collaboration.make_team(
         config, name, sampling, chats=dict.fromkeys(POLICIES, chat), prompts=load_prompts("toy"),
-        grading=collaboration.INTEGERS, others={}, control="none",
+        grading=collaboration.INTEGERS, others={}, training=True,
     )  # fmt: skip
     flaws = {team.policies[role]: MathFlaws(**p[role]) for role in POLICIES}
     script = MathScript(chat, flaws)
