@@ -10,6 +10,8 @@ The Actor may also be played here: --config.actor.kind=policy --config.actor.che
 --config.actor.template=qwen2.5-instruct for Qwen2.5 and Qwen2.5-Math. Weights of Llama-3 load, but
 their chat template is not of the ChatML family that agents/chat.py speaks, so they play behind a
 server. Gemma, Mistral and mixtures of experts do not load at all (model/hf_config.py FAMILIES).
+The authors' reward reads the last 300 characters: --config.collaboration.reward_window=300; their
+500 problems are the first ones: --config.data.first=500 (of 1,000 here).
 Toy problems unless config.data names files, each graded by the rule of its set. All problems of the
 split are evaluated. One TPU v6e-8; hours and accuracy not measured.
 """

@@ -22,6 +22,7 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
 READING = ("critic", "debate")  # whose Collaborator reads what the Actor said
 ALONE = ("solver",)  # whose Collaborator nobody reads
 VOTING = ("vote", "mad", "debate", "guided_debate")  # with several answers
+SAMPLED = ("hint", "critic", "roles")  # whose one answer may be drawn several times
 WINDOWS = (0, 300)  # of what the reward reads: all, or as the authors' script
 SUBJECTS = ("facts", "mathematics")
 CONTROLS = ("none", "other_problem", "no_answer")  # agents/collaboration.py
@@ -50,7 +51,7 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
             f"collaboration.reward_window={config.collaboration.reward_window}; choose from "
             f"{WINDOWS}: the last box of all that the Actor said, or its last 300 characters"
         )
-    for key in ("votes", "debaters", "rounds", "experts"):
+    for key in ("votes", "debaters", "rounds", "experts", "actor_samples"):
         if config.collaboration[key] < 1:
             raise ValueError(f"collaboration.{key}={config.collaboration[key]} must be at least 1")
     voices = [("collaboration", config.collaboration, "engine", config.engine)]

@@ -164,11 +164,14 @@ def default_config() -> ConfigDict:
     # folder; vote_temperature: of the Actor's members of a vote or debate; control: what evaluation
     # makes of the Collaborator's words, "none", "other_problem" or "no_answer"; reward_window: 300
     # rewards in training what stands in the last 300 characters of the Actor's solution, as the
-    # authors' script does, 0 the last box of all of it, as evaluation does
+    # authors' script does, 0 the last box of all of it, as evaluation does; actor_samples: how many
+    # solutions the Actor draws, at vote_temperature, of one hint in training: the reward is their
+    # mean, and weighs by its standard error (learning/advantages.py error_weights)
     config.collaboration = ConfigDict(
         dict(
             prompts="math_toy", context=256, max_tokens=48, votes=5, debaters=3, rounds=2,
             experts=3, vote_temperature=0.7, control="none", reward_window=0,
+            actor_samples=1,
         )
     )  # fmt: skip
     # the frozen Actor. kind: "none"; "policy" of a checkpoint ("" for the one of `model`) with

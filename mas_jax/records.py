@@ -217,6 +217,8 @@ class Episode:
     asked. tree: the tree of the question that it is a
     leaf of, None for an episode of its own; shared_turns: its first ones that another leaf of the
     tree played, tokens, searches and all, and that counts and traces here hold again.
+    reward_error: standard error of `reward` where it is measured by several solutions of an Actor,
+    None elsewhere.
     """
 
     question: str
@@ -235,3 +237,4 @@ class Episode:
     judgements: tuple[Judgement, ...] = ()
     tree: int | None = None
     shared_turns: int = 0
+    reward_error: float | None = None

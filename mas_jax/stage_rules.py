@@ -16,7 +16,7 @@ from mas_jax.choices import (
     check_choice,
     check_no_secret,
 )
-from mas_jax.collaboration_rules import TOPOLOGIES, VOTING, check_collaboration
+from mas_jax.collaboration_rules import SAMPLED, TOPOLOGIES, VOTING, check_collaboration
 
 
 def check_stepwise(where: str, team: str, sampler: str = "policy") -> None:
@@ -72,6 +72,18 @@ def check_stage(config: ConfigDict, name: str) -> None:
         raise ValueError(
             f"collaboration.reward_window={config.collaboration.reward_window} rewards one "
             f"solution, and {where}.team={stage.team!r} votes on several answers; set 0"
+        )
+    samples = config.collaboration.actor_samples
+    if samples > 1 and stage.team in TOPOLOGIES and stage.team not in SAMPLED:
+        raise ValueError(
+            f"collaboration.actor_samples={samples} draws the Actor's one solution again, and "
+            f"{where}.team={stage.team!r} has no such; set 1, or a team of {SAMPLED}"
+        )
+    if samples > 1 and config.collaboration.vote_temperature <= 0:
+        raise ValueError(
+            f"collaboration.actor_samples={samples} at collaboration.vote_temperature="
+            f"{config.collaboration.vote_temperature} are {samples} equal solutions; set a "
+            "temperature above 0, or 1 sample"
         )
     if stage.steps < 1:
         raise ValueError(f"{where}.steps={stage.steps} must be at least 1")

@@ -172,6 +172,27 @@ def test_an_actor_at_an_endpoint_teaches_the_collaborator_and_is_counted(places,
     assert other.bodies == [] and weights(repeated) == weights(policy)
 
 
+def test_a_hints_reward_is_the_mean_of_the_actors_samples(places, tmp_path):
+    """An Actor that is right in every other answer: means and errors of 4 between 0 and 1."""
+    numbers = itertools.count()
+
+    def either(body):
+        return solver(body) if next(numbers) % 2 else answer(r"\boxed{99}")
+
+    with ChatServer(either) as server:
+        config = at_endpoint(places, server, **{"collaboration.actor_samples": 4})
+        _, lines = train(config, tmp_path / "run")
+    first = lines[0]
+    assert first["cost/actor/output_tokens"] == 6 * 4 * 2 and first["rollout/actor/agents"] == 4
+    assert 0 < first["credit/collaborator/reward"] < 1
+    # 0 or 4 of 4 right: sqrt(5/144), 2 of 4: 1/4
+    assert (5 / 144) ** 0.5 <= first["credit/collaborator/reward_error"] <= 0.25
+    assert 1.0 <= first["credit/collaborator/weight_max"] < 2.0
+    sampled = [body for body in server.bodies if body["temperature"] == 0.7]
+    assert len(sampled) == 2 * 6 * 4  # of two steps; validation is greedy, one solution each
+    assert {body["temperature"] for body in server.bodies} == {0.0, 0.7}
+
+
 def test_problems_of_files_are_graded_by_value_in_an_evaluation(places, tmp_path):
     golds = {"a": r"\frac{1}{2}", "b": "7", "c": "0.25"}
     said = {"a": r"\boxed{0.5}", "b": r"\boxed{8}", "c": "no idea"}

@@ -95,6 +95,9 @@ def test_first_traces_hold_good_and_bad_hints_and_no_problem_that_is_played():
          "'critic', whose Collaborator reads solutions"),
         ({"collaboration.control": "no_answer", "evaluation.teams": ("solver",)},
          "'solver', whose Collaborator nobody reads"),
+        ({"collaboration.actor_samples": 0}, r"actor_samples=0 must be at least 1"),
+        ({"collaboration.actor_samples": 4, "collaboration.vote_temperature": 0.0},
+         r"vote_temperature=0\.0 are 4 equal solutions; set a temperature above 0"),
         ({"data.first": -1}, r"data\.first=-1 must be at least 1, or 0 for all"),
         ({"train.patience": 2, "train.validation_interval": 0}, r"patience=2 counts validations"),
         ({"train.patience": -1}, r"patience=-1 counts validations"),
@@ -244,7 +247,19 @@ def test_a_window_is_of_one_solution_and_a_debate_has_several(places):
         validate(config)
 
 
+def test_a_solution_is_drawn_several_times_in_training_alone_and_where_there_is_one(places):
+    config = small_config(places, **{"collaboration.actor_samples": 3})
+    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    for training, num_answers in ((True, 3), (False, 1)):
+        found = assembly.make_team(config, "hint", scene, training=training).collaboration
+        assert (len(found.topology.answers), found.is_sampled) == (num_answers, training)
+    debate = small_config(places, "debate", **{"collaboration.actor_samples": 3})
+    with pytest.raises(ValueError, match=r"team='debate' has no such; set 1, or a team of"):
+        validate(debate)
+
+
 def test_the_processes_that_grade_end_with_the_scene(places, tmp_path):
+    gc.collect()  # scenes of other tests
     scene, _ = file_scene(places, tmp_path)
     (problem,) = scene.questions["test"]
     before = threading.active_count()

@@ -407,3 +407,26 @@ def test_metrics_of_hosts_are_those_of_all_their_episodes(alone):
     assert {"judge_score", "dropped_frac", "zero_variance_frac", "weight_max"} <= {
         name.rpartition("/")[2] for name in want
     }
+
+
+def measured(rollout, right, error):
+    """A hint whose reward is so many of four solutions."""
+    trace = replace(make_trace("searcher", ONE_SEARCH), question="q", rollout=rollout)
+    correct = (1.0,) * right + (0.0,) * (4 - right)
+    return replace(episode("q", rollout, traces=(trace,), correct=correct), reward_error=error)
+
+
+def test_a_measured_reward_weighs_by_its_error_in_group_and_loss_by_hand():
+    """As in test_advantages.py: weights 29/28, 26/28, 29/28 of rewards 0, 1/2, 1. Their mean is
+    1/2, their variance with n - 1 = 2 is 2 29/28 1/4 / 2 = 29/112."""
+    errors = [(5 / 144) ** 0.5, 0.25, (5 / 144) ** 0.5]
+    episodes = [measured(i, 2 * i, error) for i, error in enumerate(errors)]
+    credited, metrics = credit(episodes, {"searcher": ROW})
+    assert [c.weight for c in credited] == pytest.approx([29 / 28, 26 / 28, 29 / 28])
+    scale = (29 / 112) ** 0.5 + ROW.scale_eps
+    assert [c.advantage for c in credited] == pytest.approx([-0.5 / scale, 0.0, 0.5 / scale])
+    assert metrics["credit/searcher/reward_error"] == pytest.approx(sum(errors) / 3)
+    assert metrics["credit/searcher/weight_max"] == pytest.approx(29 / 28)
+    exact = [replace(e, reward_error=None) for e in episodes]
+    plain, found = credit(exact, {"searcher": ROW})
+    assert {c.weight for c in plain} == {1.0} and "credit/searcher/reward_error" not in found

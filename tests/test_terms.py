@@ -129,3 +129,12 @@ def test_a_search_costs_up_to_a_cap():
     assert terms.num_searches(trace("search", "invalid", "search", "report")) == 2
     with pytest.raises(ValueError, match="cap=0"):
         terms.search_cost(1, cap=0)
+
+
+def test_the_error_of_a_mean_of_outcomes_by_hand():
+    """2 of 4: p = 3/6, sqrt(1/4 / 4); 4 of 4: p = 5/6, sqrt(5/36 / 4); 0 of 1: p = 1/3."""
+    assert terms.sampling_error((1.0, 0.0, 0.0, 1.0)) == 0.25
+    assert terms.sampling_error((1.0,) * 4) == pytest.approx((5 / 144) ** 0.5)
+    assert terms.sampling_error((0.0,)) == pytest.approx((2 / 9) ** 0.5)
+    with pytest.raises(ValueError, match="no outcome"):
+        terms.sampling_error(())

@@ -18,9 +18,9 @@ from mas_jax.agents.collaboration import (
 )
 from mas_jax.agents.setting import World
 from mas_jax.agents.speaker import Voice
-from mas_jax.agents.topology import TOPOLOGIES, Node, Sizes, Topology, check
+from mas_jax.agents.topology import TOPOLOGIES, Node, Sizes, Topology, check, resampled
+from mas_jax.collaboration_rules import SAMPLED, VOTING
 from mas_jax.collaboration_rules import TOPOLOGIES as ROLES_OF
-from mas_jax.collaboration_rules import VOTING
 from mas_jax.evaluation import answers_told, episode_json
 from mas_jax.evaluation.statistics import score_episode
 from mas_jax.records import ROLES, UNTOLD, FailureKind, Reply, Sample, StopReason, WorldError
@@ -287,6 +287,54 @@ def test_every_topology_is_sound_has_its_prompts_and_the_roles_of_its_team():
         for prompts in ("math", "math_toy"):
             texts = load_texts(prompts, topology)
             assert set(texts.user) == set(prompt_names([topology]))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_one_answer_of_the_actors_is_drawn_several_times_and_no_other(name):
+    topology = TOPOLOGIES[name](SIZES)
+    assert resampled(topology, 1) == topology
+    if name in (*SAMPLED, "actor", "evoagent"):
+        found = resampled(topology, 3)
+        check(found)
+        before = len(topology.nodes) - 1
+        assert [node.is_varied for node in found.nodes[before:]] == [True] * 3
+        assert found.answers == tuple(f"{topology.answers[0]}.s{i}" for i in (1, 2, 3))
+        assert found.nodes[:before] == topology.nodes[:before]
+    else:
+        with pytest.raises(ValueError, match="want one node, the Actor's, alone"):
+            resampled(topology, 3)
+
+
+def test_a_hint_is_worth_the_mean_of_its_solutions_and_its_error_is_known():
+    """Two of four right: 1/2, and sqrt(1/2 1/2 / 4) = 1/4."""
+    topology = resampled(TOPOLOGIES["hint"](SIZES), 4)
+    team = team_of("hint", topology)
+    team = dataclasses.replace(
+        team, collaboration=dataclasses.replace(team.collaboration, is_sampled=True)
+    )
+    said = {("hint", 0): " first plus", ("solve.s1", 0): r"\boxed{5}", ("solve.s2", 0): "hm",
+            ("solve.s3", 0): r"\boxed{4}", ("solve.s4", 0): r"\boxed{05}"}  # fmt: skip
+    episode, cast = play(team, said)
+    assert episode.predictions == ("5", "", "4", "05") and episode.correct == (1.0, 0.0, 0.0, 1.0)
+    assert (episode.reward, episode.reward_error, episode.outcome) == (0.5, 0.25, "answered")
+    assert [(path, temperature) for path, _, temperature, _ in cast.requests] == [
+        ("hint", 1.0), *((f"solve.s{i}", 0.7) for i in (1, 2, 3, 4)),
+    ]  # fmt: skip
+    assert len({request[3] for request in cast.requests[1:]}) == 1  # the same prompt
+    assert score_episode(episode).critical_steps == 2
+    assert episode_json.from_json(json.loads(json.dumps(episode_json.to_json(episode)))) == episode
+    once, _ = play(team_of("hint"), HINTED)
+    assert once.reward_error is None and "reward_error" not in episode_json.to_json(once)
+
+
+def test_without_room_for_a_prompt_every_sample_is_wrong():
+    topology = resampled(TOPOLOGIES["hint"](SIZES), 3)
+    team = team_of("hint", topology, collaborator=dict(max_tokens=20, context=21))
+    team = dataclasses.replace(
+        team, collaboration=dataclasses.replace(team.collaboration, is_sampled=True)
+    )
+    episode, _ = play(team, HINTED)
+    assert (episode.outcome, episode.correct) == ("context", (0.0, 0.0, 0.0))
 
 
 def test_nodes_speak_as_soon_as_what_they_read_is_said():

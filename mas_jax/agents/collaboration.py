@@ -79,7 +79,8 @@ class Collaboration:
     Collaborator says is made worthless, to see what it was worth: "other_problem", it is shown the
     problem of `others`, by uid; "no_answer", others read its words without the golden answers where
     they stand as they are written, so an answer in other words ("half" of 1/2), or all but its last
-    step, still passes. What it answers itself is read whole.
+    step, still passes. What it answers itself is read whole. is_sampled: whether the answers are
+    solutions of one task, each a prediction of its own, and not votes; see `resampled`.
     """
 
     topology: Topology
@@ -90,10 +91,12 @@ class Collaboration:
     is_same: IsSame
     control: str = "none"
     others: Mapping[str, str] = field(default_factory=dict)
+    is_sampled: bool = False
 
 
 async def play_topology(play: Play) -> list[Ending]:
-    """One prediction, the answer that most of the answering nodes give."""
+    """One prediction, the answer that most of the answering nodes give; where they are samples of a
+    solution, the answer of each."""
     c = play.team.collaboration
     topology = c.topology
     roles = {node.speaker: topology.role(node) for node in topology.nodes}
@@ -102,11 +105,12 @@ async def play_topology(play: Play) -> list[Ending]:
     for nodes in waves(topology):
         words = await run_all(_speak(play, node, speakers[node.speaker], said) for node in nodes)
         if None in words:
-            return [Ending("", "context")]
+            return [Ending("", "context")] * (len(topology.answers) if c.is_sampled else 1)
         said |= {node.name: text for node, text in zip(nodes, words, strict=True)}
     answers = [c.answer_of(said[name]) for name in topology.answers]
-    winner = await majority([answer for answer in answers if answer is not None], c.is_same)
-    return [Ending("", "invalid") if winner is None else Ending(winner, "answered")]
+    if not c.is_sampled:
+        answers = [await majority([a for a in answers if a is not None], c.is_same)]
+    return [Ending("", "invalid") if a is None else Ending(a, "answered") for a in answers]
 
 
 async def _speak(play: Play, node: Node, speaker: Speaker, said: Mapping[str, str]) -> str | None:

@@ -27,6 +27,7 @@ from mas_jax.records import (
     SearchFailure,
     WorldError,
 )
+from mas_jax.rewards import terms
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,14 @@ async def play_episode(
         failure=failure,
         retrieved=tuple(sorted(state.retrieved)),
         judgements=judgements,
+        reward_error=_reward_error(team, correct),
     )
+
+
+def _reward_error(team: Team, correct: Sequence[float]) -> float | None:
+    """Of a reward that several solutions measure; of no other is it known."""
+    is_sampled = team.collaboration is not None and team.collaboration.is_sampled
+    return terms.sampling_error(correct) if is_sampled and correct else None
 
 
 async def _judge(state: Play) -> tuple[Judgement, ...]:

@@ -6,7 +6,7 @@ Must not know: policies, prompts' words, how a node speaks.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 COLLABORATOR, ACTOR = "collaborator", "actor"
 
@@ -69,6 +69,38 @@ def check(topology: Topology) -> None:
             f"answers={topology.answers} must be some of the nodes {sorted(known)}, "
             f"trained={topology.trained} of the agents {sorted(speakers)}"
         )
+
+
+def resampled(topology: Topology, count: int) -> Topology:
+    """The same with `count` solutions, drawn at the vote's temperature, in place of its one answer:
+    what a hint is worth is then a mean. Unchanged for 1.
+
+    Raises: ValueError unless one node answers, which is the Actor's, all that its agent says, and
+    read by nobody.
+    """
+    if count == 1:
+        return topology
+    answering = [node for node in topology.nodes if node.name in topology.answers]
+    speakers = [node.speaker for node in topology.nodes]
+    read = {name for node in topology.nodes for names in node.reads.values() for name in names}
+    found = [
+        node for node in answering
+        if topology.role(node) == ACTOR and speakers.count(node.speaker) == 1
+        and node.name not in read
+    ]  # fmt: skip
+    if len(answering) != 1 or found != answering:
+        raise ValueError(
+            f"{count} solutions of answers={topology.answers}: want one node, the Actor's, alone "
+            "in its conversation and read by nobody"
+        )
+    (node,) = found
+    # such as solve.s1, which one critical step holds all of
+    copies = tuple(
+        replace(node, name=f"{node.name}.s{i}", agent="", is_varied=True)
+        for i in range(1, count + 1)
+    )
+    others = tuple(other for other in topology.nodes if other is not node)
+    return replace(topology, nodes=others + copies, answers=tuple(copy.name for copy in copies))
 
 
 @dataclass(frozen=True)

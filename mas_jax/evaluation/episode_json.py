@@ -23,9 +23,11 @@ def to_json(episode: Episode) -> dict:
 
     Raises: ValueError if a trace breaks its contract (lengths, log-probs of nobody's tokens).
     """
-    failure = episode.failure
+    failure, fields = episode.failure, dict(vars(episode))
+    if episode.reward_error is None:  # of nearly all
+        del fields["reward_error"]
     return {
-        **vars(episode),
+        **fields,
         "traces": [_trace_to_json(trace) for trace in episode.traces],
         "judgements": [vars(judgement) for judgement in episode.judgements],
         "failure": failure and {"kind": failure.kind.value, "message": failure.message},

@@ -98,6 +98,42 @@ def group_relative(
     return advantages_X, is_constant_X, _census(counts_P, is_constant_P, present_X)
 
 
+def error_weights(
+    rewards_X: np.ndarray, errors_X: np.ndarray, groups_X: Sequence[Hashable]
+) -> np.ndarray:
+    """Inverse-variance weights of rewards that are measured with errors, of mean 1 in each group,
+    [X] float64, for `group_relative` and the loss.
+
+    w_i ~ 1 / (e_i^2 + t^2): e_i is the standard error of reward i, and t^2 the variance of the true
+    rewards in its group, estimated as the rewards' variance (n - 1) less the mean of e^2, at least
+    0. So a group whose rewards differ by more than their errors weighs nearly alike, in the limit
+    of exact rewards as GRPO does, and where all of the spread may be error the better known count
+    for more. An error is smallest near 0 and 1, so a weight is not independent of its reward.
+    Shapes: rewards_X, errors_X [X]. Raises: ValueError for lengths that differ or an error that is
+    not above 0.
+    Source: the random-effects weights of DerSimonian and Laird 1986, with the unweighted moment
+    estimate of t^2 of Hedges 1983; that they weigh hints is ours.
+    """
+    rewards_X, errors_X = np.asarray(rewards_X, np.float64), np.asarray(errors_X, np.float64)
+    if not rewards_X.shape == errors_X.shape == (len(groups_X),) or not (errors_X > 0).all():
+        raise ValueError(
+            f"{rewards_X.shape} rewards, errors {errors_X}, {len(groups_X)} groups; want as many "
+            "of each, and errors above 0"
+        )
+    numbers: dict[Hashable, int] = {}
+    group_X = np.array([numbers.setdefault(key, len(numbers)) for key in groups_X], np.int64)
+
+    def mean_P(x_X: np.ndarray) -> np.ndarray:
+        return np.bincount(group_X, x_X) / np.bincount(group_X)
+
+    counts_P = np.bincount(group_X)
+    squares_P = mean_P((rewards_X - mean_P(rewards_X)[group_X]) ** 2)
+    variances_P = squares_P * counts_P / np.maximum(counts_P - 1, 1)
+    true_P = np.maximum(variances_P - mean_P(errors_X**2), 0.0)
+    precisions_X = 1 / (errors_X**2 + true_P[group_X])
+    return precisions_X / mean_P(precisions_X)[group_X]
+
+
 def tree_relative(
     rewards_X: Sequence[float | None] | np.ndarray,
     questions_X: Sequence[Hashable],

@@ -18,7 +18,7 @@ from mas_jax.agents.collaboration import Collaboration, IsSame, load_texts
 from mas_jax.agents.prompts import Prompts
 from mas_jax.agents.setting import Budgets, Sampling, Team
 from mas_jax.agents.speaker import Voice
-from mas_jax.agents.topology import ACTOR, COLLABORATOR, TOPOLOGIES, Sizes, Topology
+from mas_jax.agents.topology import ACTOR, COLLABORATOR, TOPOLOGIES, Sizes, Topology, resampled
 from mas_jax.records import Question
 from mas_jax.rewards import integer_answer, math_answer, math_sets
 from mas_jax.rewards.math_workers import FAILURES, Workers
@@ -27,7 +27,8 @@ from mas_jax.sampling.policies import Policies, Remembering, endpoint_complete, 
 from mas_jax.sampling.replicas import Replicas
 
 ACTOR_POLICY = "actor"  # the frozen one's name, in traces and among policies
-OF_TRAINING = ("reward_window",)  # keys of config.collaboration that evaluation does not read
+# keys of config.collaboration that evaluation does not read
+OF_TRAINING = ("reward_window", "actor_samples")
 MOST_WORKERS = 8  # of those that grade, 1 GiB of address space each
 
 
@@ -51,12 +52,12 @@ def make_team(
     """A team that is a topology: the configured policy as Collaborator, the Actor as itself.
 
     chats: by role. others: as in `Collaboration`. training: what the Collaborator says is under no
-    control, and the reward's window decides what of a solution is its answer.
+    control, and the reward is of so many solutions and so much of each as the config says.
     Raises: as `load_texts`.
     """
     c, a = config.collaboration, config.actor
-    window = c.reward_window if training else 0
-    topology = _topology(config, name)
+    window, samples = (c.reward_window, c.actor_samples) if training else (0, 1)
+    topology = resampled(_topology(config, name), samples)
     drawn = dict(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
     voices = {
         COLLABORATOR: Voice(
@@ -84,6 +85,7 @@ def make_team(
             is_same=grading.is_same,
             control="none" if training else c.control,
             others=others,
+            is_sampled=samples > 1,
         ),
     )
 

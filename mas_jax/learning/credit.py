@@ -2,7 +2,8 @@
 
 On the host, over all episodes of a group at once, before anything is packed. An *agent* is one
 candidate of one path in one episode; its traces (more than one where the template rewrote the past)
-share its reward, and it counts once in its group, or as often as its row's alignment says.
+share its reward, and it counts once in its group, or as often as its row's alignment and the error
+of its reward say.
 Dimensions: X agents of one role. Must not know: arrays of tokens, models, losses.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mas_jax.learning import turn_credit
-from mas_jax.learning.advantages import group_relative, tree_relative
+from mas_jax.learning.advantages import error_weights, group_relative, tree_relative
 from mas_jax.learning.alignment import aligned_weights, target_count
 from mas_jax.learning.programme import Programme, Row
 from mas_jax.learning.turn_credit import Sources
@@ -110,8 +111,9 @@ def credit(
 _LARGEST = ("aligned_to", "weight_max")
 _MEANS = {
     "reward": "rewarded", "dropped_frac": "rewarded", "turn_reward": "rewarded",
-    "judge_score": "rewarded", "group_size": "groups", "zero_variance_frac": "groups",
-    "step_group_size": "step_groups", "step_constant_frac": "step_turns",
+    "judge_score": "rewarded", "reward_error": "rewarded", "group_size": "groups",
+    "zero_variance_frac": "groups", "step_group_size": "step_groups",
+    "step_constant_frac": "step_turns",
 }  # fmt: skip
 
 
@@ -250,11 +252,9 @@ def _credit_role(
     keys = [_agent_key(agent.whole) for agent in agents]
     rewards_X = np.asarray([r for r in rewards if not math.isnan(r)])
     advantages_X, is_dropped_X = np.zeros(len(agents)), np.zeros(len(agents), bool)
-    weights_X = np.ones(len(agents))
     metrics["reward"] = float(rewards_X.mean())
-    if target is not None:
-        weights_X = aligned_weights([_episode_key(agent.episode) for agent in agents], target)
-        metrics |= {"aligned_to": float(target), "weight_max": float(weights_X.max())}
+    weights_X, found = _weights(agents, rewards_X, row, target)
+    metrics |= found
     if {"group", "tree"} & set(row.advantages):
         groups_X = [_group_key(agent.whole, row) for agent in agents]
         scaling = dict(scale=row.scale, eps=row.scale_eps)
@@ -290,6 +290,25 @@ def _credit_role(
     columns = (*(values_X.tolist() for values_X in arrays), turn_advantages, turn_rewards)
     shares = itertools.starmap(_Share, zip(*columns, strict=True))
     return dict(zip(keys, shares, strict=True)), metrics
+
+
+def _weights(
+    agents: Sequence[_Agent], rewards_X: np.ndarray, row: Row, target: int | None
+) -> tuple[np.ndarray, dict[str, float]]:
+    """How often each agent counts: by alignment, and by the errors of rewards that several
+    solutions measure; and metrics of either."""
+    weights_X, metrics = np.ones(len(agents)), {}
+    if target is not None:
+        weights_X = aligned_weights([_episode_key(agent.episode) for agent in agents], target)
+        metrics["aligned_to"] = float(target)
+    errors = [agent.episode.reward_error for agent in agents]
+    if None not in errors:
+        groups_X = [_group_key(agent.whole, row) for agent in agents]
+        weights_X = weights_X * error_weights(rewards_X, np.asarray(errors), groups_X)
+        metrics["reward_error"] = sum(errors) / len(errors)
+    if metrics:
+        metrics["weight_max"] = float(weights_X.max())
+    return weights_X, metrics
 
 
 def _judge_metrics(agents: Sequence[_Agent]) -> dict[str, float]:

@@ -1,10 +1,12 @@
-"""Behaviour terms of the roles' rewards: what an agent did, whatever came of it.
+"""Behaviour terms of the roles' rewards: what an agent did, whatever came of it; and how well a
+mean of outcomes is known.
 
-Pure functions of a Trace or an Episode; each is in [-1, 1], or NaN where it is missing. Must not
+Pure functions; a term is in [-1, 1], or NaN where it is missing. Must not
 know: which role programme uses a term, and with what weight.
 """
 
 import math
+from collections.abc import Sequence
 
 from mas_jax.records import Episode, Trace
 
@@ -84,6 +86,19 @@ def combine(correct: float, term: float, *, weight: float) -> float:
     if not 0.0 <= weight <= 1.0:
         raise ValueError(f"weight={weight} of the behaviour term is outside [0, 1]")
     return (1.0 - weight) * correct + weight * term
+
+
+def sampling_error(correct: Sequence[float]) -> float:
+    """Standard error of the mean of K outcomes, each 1.0 or 0.0: sqrt(p (1 - p) / K).
+
+    p = (right + 1) / (K + 2), so that K equal outcomes are not taken for certainty. Raises:
+    ValueError for none.
+    Source: the binomial's, with Laplace's rule of succession.
+    """
+    if not correct:
+        raise ValueError("no outcome; the error of a mean is of at least one")
+    p = (sum(correct) + 1) / (len(correct) + 2)
+    return math.sqrt(p * (1 - p) / len(correct))
 
 
 def _num_actions(trace: Trace, action: str) -> int:
