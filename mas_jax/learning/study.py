@@ -222,8 +222,8 @@ def _play(
         if name != "free":
             config.evaluation.num_runs = CAPPED_RUNS
             kind, _, cap = name.partition("_")
-            caps = ((f"all_{kind}", int(cap)),)
-            system = dataclasses.replace(system, name=f"{cell.name} {name}", caps=caps)
+            changes = ((f"budgets.{cell.team}.all_{kind}", int(cap)),)
+            system = dataclasses.replace(system, name=f"{cell.name} {name}", changes=changes)
         prepared = evaluate.prepare_systems(config, workdir, [system], ready.scene, ready.engines)
         found[name] = _describe(*evaluate.play(prepared, console)[system.name])
         if cell.team in TOPOLOGIES:
