@@ -33,6 +33,15 @@ def test_what_is_too_large_by_arithmetic_is_never_compiled():
     assert max(one.total for one in some) <= sorted(one.total for one in every)[4]
 
 
+def test_where_nothing_can_be_run_the_reason_is_told(monkeypatch):
+    def _refuse(*args):
+        raise ValueError("why")
+
+    monkeypatch.setattr(fitting, "guess", _refuse)
+    with pytest.raises(ValueError, match="why"):
+        fitting.promising(default_config(), MODEL, place(32 * chips.GIB), "student")
+
+
 def test_on_one_device_what_recomputes_least_comes_first():
     found, _ = fitting.promising(default_config(), MODEL, place(32 * chips.GIB), "student")
     settings = [(one.config.train.remat, one.config.train.micro_rows) for one in found]

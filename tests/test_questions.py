@@ -1,6 +1,7 @@
 """Real questions: lines of JSONL, tensorflow-datasets, the order that training draws in."""
 
 import dataclasses
+import itertools
 import json
 from collections import Counter
 
@@ -206,7 +207,7 @@ def test_an_unknown_stock_set_is_an_error_that_names_the_known_ones():
 
 
 def test_every_epoch_is_all_questions_once_in_an_order_of_its_own():
-    drawn = [uid for step in range(10) for uid in uids(step)]  # 40: four epochs of 10
+    drawn = [uid for step in range(8) for uid in uids(step, count=5)]  # 40: four epochs of 10
     epochs = [drawn[start : start + 10] for start in range(0, 40, 10)]
     for epoch in epochs:
         assert Counter(epoch) == Counter(q.uid for q in POOL)
@@ -219,9 +220,22 @@ def test_a_step_needs_no_steps_before_it_and_its_questions_are_its_own():
     assert uids(7, seed=1) != alone
 
 
-def test_a_step_may_ask_for_more_questions_than_there_are():
-    drawn = uids(0, count=25)
-    assert Counter(Counter(drawn).values()) == {2: 5, 3: 5}
+def test_a_step_in_which_an_epoch_ends_asks_no_question_twice():
+    mixture, replaced = Mixture((POOL,)), 0
+    for seed, step in itertools.product(range(5), range(10)):
+        drawn = uids(step, count=7, seed=seed)
+        plain = [mixture.at(7 * step + place, seed=seed).uid for place in range(7)]
+        assert len(set(drawn)) == 7
+        kept = list(dict.fromkeys(plain))
+        assert drawn[: len(kept)] == kept
+        replaced += 7 - len(kept)
+    assert replaced > 20  # of 350: what is tested happens
+
+
+def test_a_step_of_more_questions_than_there_are_is_an_error():
+    assert sorted(uids(0, count=10)) == sorted(q.uid for q in POOL)
+    with pytest.raises(ValueError, match=r"questions=25 of a step, and training draws from 10"):
+        uids(0, count=25)
 
 
 @pytest.mark.parametrize("num_hosts", [2, 4])

@@ -251,11 +251,21 @@ def of_step(
 ) -> list[Question]:
     """This host's questions of a step: `count` over all hosts, of which it has every num_hosts-th.
 
-    Raises: ValueError if the hosts cannot share `count` evenly.
+    No question comes twice: where an epoch ends inside the step and the next one begins with a
+    question of it, the first of later positions takes its place.
+    Raises: ValueError if the hosts cannot share `count` evenly, or there are fewer questions.
     """
     if count % num_hosts:
         raise ValueError(
             f"train.questions={count} cannot be shared by {num_hosts} hosts; set a multiple"
         )
     first = step * count
-    return [mixture.at(p, seed=seed) for p in range(first + host, first + count, num_hosts)]
+    found: dict[str, Question] = {}
+    for position in range(first, first + count + 2 * (BLOCK + len(mixture))):
+        if len(found) == count:
+            return list(found.values())[host::num_hosts]
+        question = mixture.at(position, seed=seed)
+        found.setdefault(question.uid, question)
+    raise ValueError(
+        f"train.questions={count} of a step, and training draws from {len(found)}; ask fewer"
+    )

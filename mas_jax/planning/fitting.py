@@ -3,7 +3,6 @@
 Dimensions: as in the model. Must not know: the compiler, tables.
 """
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,9 +13,9 @@ from mas_jax.planning import run_programs
 from mas_jax.planning.chips import Slice
 
 HEADROOM = 0.92  # of HBM: the compiler leaves gaps, and the program takes room itself
+UNCOVERED = 0.5  # of the time in which weights pass over the links; of layers' results all of it
 # by remat policy: forward passes of matmuls that an update takes (elementwise work is a fiftieth),
 # and how often the weights come together for them
-UNCOVERED = 0.5  # of the time in which weights pass over the links; of layers' results all of it
 PASSES = {"none": (3.0, 2), "dots": (3.06, 2), "full": (4.0, 3)}
 
 
@@ -142,11 +141,15 @@ def promising(
     config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str
 ) -> tuple[list[Guess], list[Guess]]:
     """Candidates that should fit, the fastest by arithmetic first, and those that should not, the
-    smallest first."""
-    found = []
+    smallest first. Raises: ValueError if none can be run at all, for the last one's reason."""
+    found, refused = [], None
     for one in candidates(config, model, place):
-        with contextlib.suppress(ValueError):  # a mesh that the slice's axes do not make
+        try:
             found.append(guess(one, model, place, stage))
+        except ValueError as error:  # a mesh that the slice's axes or the config's rows do not make
+            refused = error
+    if not found:
+        raise refused
     limit = HEADROOM * place.hbm_bytes
     fit = sorted((g for g in found if g.total <= limit), key=lambda g: (g.token_s, g.total))
     return fit, sorted((g for g in found if g.total > limit), key=lambda g: g.total)
