@@ -344,6 +344,20 @@ def test_episodes_that_play_leaves_out_are_reported_and_played_next_time(tmp_pat
     assert recorded(path) == all_runs(PLAN)
 
 
+def test_what_the_world_failed_is_played_again_and_nothing_else(tmp_path):
+    def failing(uid: str, rollout: int) -> Episode:
+        failure = Failure(FailureKind.API, "gone") if (uid, rollout) == ("a1", 1) else None
+        return make_episode(uid, rollout, correct=(1.0,), failure=failure)
+
+    path = tmp_path / "records.jsonl"
+    evaluate(PLAN, path, Player(failing))
+    again = Player(lambda uid, rollout: make_episode(uid, rollout, correct=(1.0,)))
+    evaluate(PLAN, path, again)
+    assert again.asked == [("a1", 1)]
+    assert len(path.read_bytes().splitlines()) == 1 + 6
+    assert all(episode.failure is None for episode in records_file.read(path, PLAN))
+
+
 def test_a_failure_of_the_world_is_recorded_and_counted_on_the_way(tmp_path):
     def episode(uid: str, rollout: int) -> Episode:
         failure = Failure(FailureKind.SAMPLER, "lost") if uid == "a1" else None

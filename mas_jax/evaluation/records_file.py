@@ -58,7 +58,8 @@ def fingerprint(questions: tuple[Question, ...]) -> str:
 def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
     """(question, rollout) of every episode in the file, which is made ready to be appended to.
 
-    A new file gets its header; a cut last line is removed.
+    A new file gets its header; a cut last line is removed, and so is every episode that the world
+    failed: it is played again.
     Raises: ValueError if the file belongs to another evaluation or a whole line is damaged.
     """
     check_plan(plan)
@@ -67,10 +68,21 @@ def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
     path.touch()
     if path.stat().st_size < len(header) and header.startswith(path.read_bytes()):
         path.write_bytes(header)
-    played = {(episode.question, episode.rollout) for episode in read(path, plan)}
+    episodes = list(read(path, plan))
+    if any(episode.failure is not None for episode in episodes):
+        _remove_failed(path)
     with path.open("rb+") as file:
         file.truncate(sum(len(line) for line in _whole_lines(path)))
-    return played
+    return {(e.question, e.rollout) for e in episodes if e.failure is None}
+
+
+def _remove_failed(path: Path) -> None:
+    """Leaves the header and the episodes that did not fail, in a file that is whole at any time."""
+    lines, kept = _whole_lines(path), path.with_name(path.name + ".kept")
+    with kept.open("wb") as file:
+        file.write(next(lines))
+        file.writelines(line for line in lines if json.loads(line)["episode"]["failure"] is None)
+    kept.replace(path)
 
 
 def read(path: Path, plan: Plan) -> Iterator[Episode]:
