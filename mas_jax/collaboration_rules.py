@@ -17,6 +17,7 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
     "critic": ("collaborator", "actor"),
     "roles": ("collaborator", "actor"),
     "evoagent": ("actor",),
+    "evoagent_checked": ("actor",),
     "mad": ("actor",),
     "debate": ("collaborator", "actor"),
     "guided_debate": ("collaborator", "actor"),
