@@ -58,8 +58,8 @@ def fingerprint(questions: tuple[Question, ...]) -> str:
 def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
     """(question, rollout) of every episode in the file, which is made ready to be appended to.
 
-    A new file gets its header; a cut last line is removed, and so is every episode that the world
-    failed: it is played again.
+    A new file gets its header; a cut last line is removed, and from an unfinished file every
+    episode that the world failed, which may be why it is unfinished: it is played again.
     Raises: ValueError if the file belongs to another evaluation or a whole line is damaged.
     """
     check_plan(plan)
@@ -69,11 +69,14 @@ def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
     if path.stat().st_size < len(header) and header.startswith(path.read_bytes()):
         path.write_bytes(header)
     episodes = list(read(path, plan))
-    if any(episode.failure is not None for episode in episodes):
-        _remove_failed(path)
+    if len(episodes) < len(plan.questions) * plan.num_runs:
+        kept = [episode for episode in episodes if episode.failure is None]
+        if len(kept) < len(episodes):
+            _remove_failed(path)
+        episodes = kept
     with path.open("rb+") as file:
         file.truncate(sum(len(line) for line in _whole_lines(path)))
-    return {(e.question, e.rollout) for e in episodes if e.failure is None}
+    return {(episode.question, episode.rollout) for episode in episodes}
 
 
 def _remove_failed(path: Path) -> None:
