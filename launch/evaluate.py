@@ -30,7 +30,9 @@ def main(argv: list[str]) -> None:
     try:
         evaluate.run(prepared, Console())
     except rollout.TooManyFailures as error:
-        raise SystemExit(f"stopped: {error}") from error
+        raise SystemExit(
+            f"stopped: {error}. Mend what failed; the same command plays what failed or is missing"
+        ) from error
 
 
 if __name__ == "__main__":

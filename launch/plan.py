@@ -38,6 +38,8 @@ def model_of(name: str, checkpoint: str) -> qwen3.ModelConfig:
         checkpoint = ""
     name = name or checkpoint.rstrip("/").rpartition("/")[2].lower() or "toy-1m"
     if name not in qwen3.PRESETS:
+        name = name.removesuffix("-instruct")
+    if name not in qwen3.PRESETS:
         raise ValueError(f"--model: {name!r} is none of {sorted(qwen3.PRESETS)}")
     return qwen3.PRESETS[name]
 

@@ -7,16 +7,14 @@ index takes the encoder's flags that it was built with; of an E5: `--encoder=DIR
 
 import logging
 import signal
-import socket
 import sys
 from pathlib import Path
 
-import uvicorn
 from absl import app, flags
 
 from mas_jax.choices import BACKENDS
 from mas_jax.model import packaged
-from mas_jax.retrieval import server
+from mas_jax.retrieval import http_service, server
 from mas_jax.retrieval.bm25_index import Bm25Config, Bm25Retriever
 from mas_jax.retrieval.corpus import Corpus, open_corpus
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
@@ -71,17 +69,6 @@ def make_retriever(corpus: Corpus) -> tuple[Retriever, str]:
     return retriever, server.identify(corpus, encoder.fingerprint, config)
 
 
-def bind() -> socket.socket:
-    """The place that the flags name, taken before anything is loaded. Raises: OSError."""
-    listener = socket.socket(socket.AF_INET6 if ":" in HOST.value else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST.value, PORT.value))
-    except OSError as error:
-        raise OSError(f"cannot listen on {HOST.value} port {PORT.value}: {error}") from error
-    return listener
-
-
 def main(argv: list[str]) -> None:
     """Loads and serves until SIGTERM or Ctrl-C, then answers what is in progress and ends."""
     if len(argv) > 1:
@@ -89,17 +76,13 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.getLogger().setLevel(logging.INFO)
     try:
-        listener = bind()
+        listener = http_service.listen(HOST.value, PORT.value)
         corpus = open_corpus(Path(CORPUS.value))
         retriever, identity = make_retriever(corpus)
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
     logging.info("serving %d passages, index %s", len(corpus), identity)
-    settings = uvicorn.Config(
-        server.make_app(retriever, identity),
-        log_level="warning", timeout_keep_alive=60, timeout_graceful_shutdown=10,
-    )  # fmt: skip
-    uvicorn.Server(settings).run(sockets=[listener])
+    http_service.make_server(server.make_app(retriever, identity)).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -52,7 +52,11 @@ def _run(console: Console) -> dict[str, Path]:
         raise app.UsageError(str(error)) from error
     try:
         return pipeline.run(prepared, console)
-    except (pipeline.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
+    except rollout.TooManyFailures as error:
+        raise SystemExit(
+            f"stopped: {error}. Mend what failed; the same command goes on from the last checkpoint"
+        ) from error
+    except (pipeline.NotCertified, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)

@@ -14,7 +14,8 @@ TEAMS: dict[str, tuple[str, ...]] = {  # agents/teams.py, with the roles that ac
 }
 SPLITS = ("train", "validation", "test")
 TEMPLATES = (
-    "toy", "qwen-instruct", "qwen2.5-instruct", "qwen3-thinking", "qwen3-not-thinking", "smollm2",
+    "toy", "qwen-instruct", "qwen2.5-instruct", "qwen2.5-math", "qwen3-thinking",
+    "qwen3-not-thinking", "smollm2",
 )  # fmt: skip
 DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py
 BACKENDS = ("auto", "exact", "scann", "device", "bm25")  # retrieval/index.py, bm25_index.py

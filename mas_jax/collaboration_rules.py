@@ -3,6 +3,8 @@
 Must not know: defaults, what is built.
 """
 
+import math
+
 from ml_collections import ConfigDict
 
 from mas_jax.choices import check_choice
@@ -15,6 +17,7 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {  # agents/topology.py, likewise
     "critic": ("collaborator", "actor"),
     "roles": ("collaborator", "actor"),
     "evoagent": ("actor",),
+    "evoagent_checked": ("actor",),
     "mad": ("actor",),
     "debate": ("collaborator", "actor"),
     "guided_debate": ("collaborator", "actor"),
@@ -45,6 +48,7 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
         raise ValueError(
             f"actor.kind='api' with base_url={a.base_url!r} and model={a.model!r}; name both"
         )
+    _check_price(a)
     _check_controls(config, team, where=where)
     if config.collaboration.reward_window not in WINDOWS:
         raise ValueError(
@@ -63,6 +67,20 @@ def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:
                 f"{name}.max_tokens={voice.max_tokens} must be above 0 and below {name}.context="
                 f"{voice.context}, and that at most {at}.context={engine.context}"
             )
+
+
+def _check_price(actor: ConfigDict) -> None:
+    """What an endpoint costs is two amounts or nothing, and a cap needs it."""
+    if len(actor.price) not in (0, 2) or any(not 0 <= amount < math.inf for amount in actor.price):
+        raise ValueError(
+            f"actor.price={actor.price}: want two amounts of at least 0, money per million tokens "
+            "in and out, or () where they are not known"
+        )
+    if not 0 <= actor.max_cost < math.inf or (actor.max_cost and not actor.price):
+        raise ValueError(
+            f"actor.max_cost={actor.max_cost} with actor.price={actor.price}: want an amount of at "
+            "least 0, 0 for no cap, and a price to count it by"
+        )
 
 
 def _check_controls(config: ConfigDict, team: str, *, where: str) -> None:

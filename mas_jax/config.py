@@ -176,14 +176,15 @@ def default_config() -> ConfigDict:
     )  # fmt: skip
     # the frozen Actor. kind: "none"; "policy" of a checkpoint ("" for the one of `model`) with
     # engines of its own; "api", as for the judge. remember: a directory for its greedy
-    # continuations, "" for this process alone
+    # continuations, "" for this process alone. price: of an endpoint, money per million tokens in
+    # and out, () if it is not known; max_cost: money that one process may spend there, 0 for no cap
     config.actor = ConfigDict(
         dict(
             kind="none", checkpoint="", dtype="float32", template="toy", temperature=0.0, top_p=1.0,
             top_k=0, context=256, max_tokens=48, remember="",
             engine=config.engine.copy_and_resolve_references(),
             base_url="", key_variable="", model="", cache="", concurrency=16, timeout_s=120.0,
-            retries=5,
+            retries=5, price=(), max_cost=0.0,
         )
     )  # fmt: skip
     # learning/privileged.py: what teachers of rows with view="privileged" read beside the question.

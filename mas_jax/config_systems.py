@@ -215,8 +215,9 @@ def sft_then_ppo(config: ConfigDict) -> ConfigDict:
 # --- AgentPO, METHODS 3 --------------------------------------------------------------------------
 
 
-# topologies with a Collaborator to train
-TRAINED_TEAMS = tuple(name for name, roles in TOPOLOGIES.items() if "collaborator" in roles)
+# topologies with a Collaborator to train, the paper's first
+TRAINED_TEAMS = ("hint", *(name for name, roles in TOPOLOGIES.items()
+                           if "collaborator" in roles and name != "hint"))  # fmt: skip
 AGENTPO_LOSSES = {
     # the authors' script: a mean over tokens, no KL
     "script": dict(aggregation="token", kl_coef=0.0),
@@ -225,24 +226,24 @@ AGENTPO_LOSSES = {
 }
 
 
-def agentpo_variant(text: str) -> tuple[str, str]:
-    """Team and loss that an argument names, such as "critic", "paper" or "critic,paper"; the
-    hint and the authors' script where it names none.
+def agentpo_variant(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
+    """By kind what an argument such as "critic,paper" names: team, loss, and a config's own kinds,
+    whose names are given; the first of a kind where it names none.
 
-    Raises: ValueError for a word that is neither, and for two of a kind.
+    Raises: ValueError for a word of no kind, and for two of one.
     """
-    found = {"team": "hint", "loss": "script"}
-    named: set[str] = set()
+    kinds = {"team": TRAINED_TEAMS, "loss": tuple(AGENTPO_LOSSES), **kinds}
+    named: dict[str, str] = {}
     for word in filter(None, text.split(",")):
-        kind = "loss" if word in AGENTPO_LOSSES else "team"
-        if (kind == "team" and word not in TRAINED_TEAMS) or kind in named:
+        kind = next((kind for kind, names in kinds.items() if word in names), None)
+        if kind is None or kind in named:
+            listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in kinds.items())
             raise ValueError(
-                f"variant {text!r}: want at most one of the teams {TRAINED_TEAMS} and one of the "
-                f"losses {tuple(AGENTPO_LOSSES)}, with a comma between them; got {word!r}"
+                f"variant {text!r}: want at most one name of each kind, with commas between them; "
+                f"got {word!r}. {listed}"
             )
-        found[kind] = word
-        named.add(kind)
-    return found["team"], found["loss"]
+        named[kind] = word
+    return {kind: names[0] for kind, names in kinds.items()} | named
 
 
 def agentpo(config: ConfigDict, *, team: str = "hint", loss: str = "script") -> ConfigDict:

@@ -25,6 +25,7 @@ from mas_jax.data.questions import write_jsonl
 from mas_jax.files import write_json
 from mas_jax.learning import assembly, evaluate, math_policy, pipeline
 from mas_jax.learning.programme import make_programme
+from mas_jax.model import qwen3
 from mas_jax.records import UNTOLD
 
 QUIET = Console(quiet=True)
@@ -82,6 +83,9 @@ def test_first_traces_hold_good_and_bad_hints_and_no_problem_that_is_played():
         ({"data.subject": "facts"}, r"'actor' and data\.subject='facts'"),
         ({"stages.agentpo.programme.actor.trained": True}, r"actor\.trained=True: the Actor is"),
         ({"actor.kind": "api"}, r"base_url='' and model=''; name both"),
+        ({"actor.price": (2.0,)}, r"actor\.price=\(2\.0,\): want two amounts of at least 0"),
+        ({"actor.price": (2.0, -1.0)}, r"actor\.price=\(2\.0, -1\.0\): want two amounts"),
+        ({"actor.max_cost": 5.0}, r"max_cost=5\.0 with actor\.price=\(\): want .* and a price"),
         ({"actor.kind": "polcy"}, r"did you mean 'policy'"),
         ({"actor.base_url": "http://me:secret@x"}, "actor.base_url holds '@'"),
         ({"collaboration.max_tokens": 192}, r"collaboration\.max_tokens=192 must be above 0 and"),
@@ -160,8 +164,9 @@ def test_how_an_actor_is_asked_may_change_on_resume_and_who_it_is_may_not(places
     config = small_config(places)
     write_json(tmp_path / "config.json", pipeline.as_json(config))
     config.actor.update(
-        dict(timeout_s=9.0, retries=1, concurrency=2, cache="a", remember="b", key_variable="K")
-    )
+        dict(timeout_s=9.0, retries=1, concurrency=2, cache="a", remember="b", key_variable="K",
+             base_url="http://moved:1/v1", price=(2.0, 12.0), max_cost=9.0)
+    )  # fmt: skip
     pipeline._check_workdir(config, tmp_path)
     config.actor.temperature = 0.5
     with pytest.raises(ValueError, match=r"actor\.temperature: checkpoint 0\.0, now 0\.5"):
@@ -299,6 +304,56 @@ def test_every_team_of_the_config_has_room_for_what_its_collaborator_reads(team)
     assert c.context - c.max_tokens >= read + 256
     assert config.train.row_length >= c.context and config.evaluation.num_questions >= 1517
     assert set(config.evaluation.teams) == {"actor", "vote", team}
+
+
+ACTORS = {  # kind, model or checkpoint
+    "llama-3.1-8b": ("api", "meta-llama/Llama-3.1-8B-Instruct"),
+    "llama-3.2-3b": ("api", "meta-llama/Llama-3.2-3B-Instruct"),
+    "qwen2.5-math-7b": ("policy", "Qwen2.5-Math-7B"),
+    "qwen-plus": ("api", "qwen-plus"),
+}
+COLLABORATORS = {  # checkpoint, template
+    "qwen2.5-3b": ("Qwen2.5-3B-Instruct", "qwen2.5-instruct"),
+    "qwen2.5-1.5b": ("Qwen2.5-1.5B-Instruct", "qwen2.5-instruct"),
+    "qwen2.5-7b": ("Qwen2.5-7B-Instruct", "qwen2.5-instruct"),
+    "smollm2-1.7b": ("SmolLM2-1.7B-Instruct", "smollm2"),
+}
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+@pytest.mark.parametrize("collaborator", COLLABORATORS)
+def test_every_pair_of_the_paper_is_a_config_that_holds_together(actor, collaborator):
+    config = load("agentpo").get_config(f"{collaborator},{actor}")
+    validate(config, has_weights=False)
+    a, model = config.actor, config.model
+    assert (model.checkpoint, model.template) == COLLABORATORS[collaborator]
+    assert (a.kind, a.checkpoint if a.kind == "policy" else a.model) == ACTORS[actor]
+    # both parties' heads are split over an engine's chips, and trained rows over all
+    for name in (collaborator, actor):
+        heads = qwen3.PRESETS[name].num_kv_heads if name in qwen3.PRESETS else 32
+        assert heads % config.mesh.tensor == 0
+    assert config.train.micro_rows % config.train.mesh.fsdp == 0
+    assert config.actor.max_tokens == 2048 and config.stages.agentpo.team == "hint"
+
+
+@pytest.mark.parametrize("team", ["hint", "critic", "roles", "debate", "guided_debate"])
+def test_a_qwen_math_actor_has_room_in_its_context_for_what_it_reads(team):
+    """4,096 positions: a problem, then a hint of 768, or solutions of 1,024 and a critique."""
+    config = load("agentpo").get_config(f"qwen2.5-math-7b,{team}")
+    validate(config, has_weights=False)
+    a, words = config.actor, config.collaboration.max_tokens
+    model = qwen3.PRESETS["qwen2.5-math-7b"]
+    assert a.context == a.engine.context == max(a.engine.buckets) == model.max_positions
+    longest = {"hint": words, "critic": a.max_tokens + words, "roles": 2 * a.max_tokens}
+    if team in longest:
+        assert 256 + longest[team] + a.max_tokens <= a.context
+    assert a.max_tokens == (2048 if team == "hint" else 1024)
+    assert TEMPLATES[a.template].opening.startswith("Please reason step by step")
+
+
+def test_words_of_a_variant_are_one_of_each_kind():
+    with pytest.raises(ValueError, match=r"got 'qwen-plus'\. team: hint, .*actor: llama-3.1-8b, "):
+        load("agentpo").get_config("llama-3.2-3b,qwen-plus")
 
 
 def test_a_batch_of_two_policies_is_never_trained_on():

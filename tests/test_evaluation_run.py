@@ -205,10 +205,12 @@ def test_an_interrupted_play_keeps_what_had_ended(tmp_path, stop_after):
             evaluate(PLAN, path, Player(stop_after=stop_after))
     else:
         evaluate(PLAN, path, Player(stop_after=stop_after))
-    assert len(recorded(path)) == stop_after
+    ended = recorded(path).values()
+    assert len(ended) == stop_after
+    num_failed = 0 if stop_after == 6 else sum(e.failure is not None for e in ended)
     play = Player()
     evaluate(PLAN, path, play)
-    assert len(play.asked) == 6 - stop_after
+    assert len(play.asked) == 6 - stop_after + num_failed
     assert recorded(path) == all_runs(PLAN)
 
 
@@ -338,10 +340,28 @@ def test_episodes_that_play_leaves_out_are_reported_and_played_next_time(tmp_pat
     path = tmp_path / "records.jsonl"
     evaluate(PLAN, path, half)
     assert "3 of 6 episodes are missing" in caplog.text
+    num_failed = sum(episode.failure is not None for episode in recorded(path).values())
     play = Player()
     evaluate(PLAN, path, play)
-    assert len(play.asked) == 3
+    assert len(play.asked) == 3 + num_failed
     assert recorded(path) == all_runs(PLAN)
+
+
+def test_what_the_world_failed_is_played_again_where_that_stopped_the_evaluation(tmp_path):
+    def failing(uid: str, rollout: int) -> Episode:
+        failure = Failure(FailureKind.API, "gone") if (uid, rollout) == ("b0", 1) else None
+        return make_episode(uid, rollout, correct=(1.0,), failure=failure)
+
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(PLAN, path, Player(failing, stop_after=3))  # the last job first
+    again = Player(failing)
+    evaluate(PLAN, path, again)
+    assert again.asked == [("a0", 0), ("a0", 1), ("a1", 0), ("b0", 1)]
+    assert len(path.read_bytes().splitlines()) == 1 + 6
+    evaluate(PLAN, path, again)  # finished, with one failure
+    assert len(again.asked) == 4
+    assert [e.rollout for e in recorded(path).values() if e.failure is not None] == [1]
 
 
 def test_a_failure_of_the_world_is_recorded_and_counted_on_the_way(tmp_path):

@@ -293,7 +293,7 @@ def test_every_topology_is_sound_has_its_prompts_and_the_roles_of_its_team():
 def test_one_answer_of_the_actors_is_drawn_several_times_and_no_other(name):
     topology = TOPOLOGIES[name](SIZES)
     assert resampled(topology, 1) == topology
-    if name in (*SAMPLED, "actor", "evoagent"):
+    if name in (*SAMPLED, "actor", "evoagent", "evoagent_checked"):
         found = resampled(topology, 3)
         check(found)
         before = len(topology.nodes) - 1
@@ -353,6 +353,30 @@ def test_experts_refine_one_after_another():
     episode, cast = play(team_of("evoagent"), said)
     assert r"done \boxed{5} comment \boxed{4}<|im_end|>" in cast.requests[-1][3]
     assert episode.predictions == ("6",) and {r[1] for r in cast.requests} == {"frozen"}
+
+
+def test_an_expert_that_is_discarded_is_not_asked_and_refines_nothing():
+    """The second of two: its solution and its refinement are left out, the one before stays."""
+    said = {(name, 0): rf"\boxed{{{n}}}" for n, name in enumerate(
+        ("draft", "expert1", "expert2", "solve1", "solve2", "refine1", "refine2"))}  # fmt: skip
+    said |= {("check1", 0): "Retain.", ("check2", 0): "I would discard it."}
+    topology = TOPOLOGIES["evoagent_checked"](SIZES)
+    episode, cast = play(team_of("evoagent_checked", topology, prompts="math"), said)
+    asked = [path for path, *_ in cast.requests]
+    assert sorted(asked) == ["check1", "check2", "draft", "expert1", "expert2", "refine1", "solve1"]
+    assert episode.predictions == ("5",)  # of refine1
+    (shown,) = [text for path, _, _, text in cast.requests if path == "check2"]
+    assert r"the newest last: \boxed{1}" in shown and r"\boxed{2}" in shown
+    retained, _ = play(
+        team_of("evoagent_checked", topology, prompts="math"), said | {("check2", 0): "Retain"}
+    )
+    assert retained.predictions == ("6",) and len(retained.traces) == 9
+    none, cast = play(
+        team_of("evoagent_checked", topology, prompts="math"), said | {("check1", 0): "DISCARD"}
+    )
+    assert none.predictions == ("0",)  # the draft's
+    with pytest.raises(ValueError, match=r"'a' reads \['b'\], which are no nodes before it"):
+        check(Topology((Node("a", "solve", judge="b"),), ("a",)))
 
 
 def test_a_new_topology_is_a_few_lines():

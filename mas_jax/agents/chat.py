@@ -43,6 +43,11 @@ QWEN25 = ChatTemplate(
     after="\n",
     opening="You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
 )
+QWEN25_MATH = replace(
+    QWEN25,
+    name="qwen2.5-math",
+    opening="Please reason step by step, and put your final answer within \\boxed{}.",
+)
 THINKING = ChatTemplate("qwen3-thinking", separator="\n", after="\n", drops_thoughts=True)
 NOT_THINKING = ChatTemplate(
     "qwen3-not-thinking",
@@ -59,7 +64,9 @@ SMOLLM2 = ChatTemplate(
     after="\n",
     opening="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
 )
-TEMPLATES = {t.name: t for t in (INSTRUCT, QWEN25, THINKING, NOT_THINKING, TOY, SMOLLM2)}
+TEMPLATES = {
+    t.name: t for t in (INSTRUCT, QWEN25, QWEN25_MATH, THINKING, NOT_THINKING, TOY, SMOLLM2)
+}
 
 
 @dataclass(frozen=True)

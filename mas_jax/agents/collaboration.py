@@ -18,6 +18,7 @@ from mas_jax.agents.speaker import Speaker, Voice
 from mas_jax.agents.topology import Node, Topology, check
 
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
+_DISCARD = re.compile(r"\bdiscard", re.IGNORECASE)  # what a judge of nodes says; else it retains
 SHIPPED = ("math", "math_toy")
 IsSame = Callable[[str, str], Awaitable[bool]]  # of two answers
 
@@ -115,6 +116,8 @@ async def play_topology(play: Play) -> list[Ending]:
 
 async def _speak(play: Play, node: Node, speaker: Speaker, said: Mapping[str, str]) -> str | None:
     c = play.team.collaboration
+    if node.judge and _DISCARD.search(said[node.judge]):
+        return said.get(node.instead, "")
     by_name = {other.name: other for other in c.topology.nodes}
     values = {
         key: c.texts.separator.join(_passed_on(play, by_name[name], said[name]) for name in names)
@@ -161,7 +164,7 @@ def waves(topology: Topology) -> list[list[Node]]:
     last_of: dict[str, int] = {}  # wave in which an agent spoke last
     found: list[list[Node]] = []
     for node in topology.nodes:
-        before = [wave_of[name] for names in node.reads.values() for name in names]
+        before = [wave_of[name] for name in node.after]
         wave = 1 + max([*before, last_of.get(node.speaker, -1)], default=-1)
         wave_of[node.name] = last_of[node.speaker] = wave
         found += [[] for _ in range(wave + 1 - len(found))]

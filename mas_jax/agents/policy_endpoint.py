@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from mas_jax.agents.chat import THOUGHT_END, Chat, Conversation
 from mas_jax.agents.protocol_team import Said
-from mas_jax.records import SampleKey, Stop
+from mas_jax.records import SampleKey, Stop, StopReason
 
 
 def policy_complete(
@@ -17,28 +17,31 @@ def policy_complete(
     """The `complete` function of a desk at which a policy sits.
 
     Its thoughts, up to the last `</think>`, are not part of what it says. A request that leaves no
-    room in the context is refused, which says so. Equal requests get equal answers.
+    room in the context is refused, which says so. Equal requests of one draw get equal answers.
     """
     tokenizer = chat.tokenizer
     stop = Stop(tokenizer.stop_ids)
 
     async def complete(
-        messages: Sequence[Mapping[str, str]], *, model: str, temperature: float, max_tokens: int
-    ) -> Said:
+        messages: Sequence[Mapping[str, str]], *, temperature: float, max_tokens: int,
+        model: str = "", top_p: float = 1.0, draw: int = 0,
+    ) -> Said:  # fmt: skip
         prompt = prompt_of(messages, chat)
         room = context - len(prompt)
         if room < 1:
             refusal = f"a prompt of {len(prompt)} tokens fills the context of {context}"
             return Said("", refusal, 0, 0, 0.0)
         name = hashlib.blake2b(repr(prompt).encode(), digest_size=8).hexdigest()
-        key = SampleKey(0, "eval", 0, question=name, rollout=0, path="offline", turn=0)
+        key = SampleKey(0, "eval", 0, question=name, rollout=draw, path="offline", turn=0)
         (said,) = await sample(
             prompt, key=key, policy=policy, n=1, max_tokens=min(max_tokens, room),
-            temperature=temperature, top_p=1.0, top_k=0, stop=stop,
+            temperature=temperature, top_p=top_p, top_k=0, stop=stop,
         )  # fmt: skip
         text = tokenizer.decode([t for t in said.tokens if t not in tokenizer.stop_ids])
         text = text.rpartition(THOUGHT_END)[2].strip()
-        return Said(text, None, len(prompt), len(said.tokens), 0.0)
+        is_cut = said.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT)
+        finish_reason = "length" if is_cut else "stop"
+        return Said(text, None, len(prompt), len(said.tokens), 0.0, finish_reason)
 
     return complete
 

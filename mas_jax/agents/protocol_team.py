@@ -25,13 +25,15 @@ from mas_jax.rewards.exact_match import exact_match
 
 @dataclass(frozen=True)
 class Said:
-    """What a desk reads of a completion; `api_request.Completion` says what the fields mean."""
+    """A completion, of which a desk reads all but the finish_reason; `api_request.Completion` says
+    what the fields mean."""
 
     text: str
     refusal: str | None
     input_tokens: int
     output_tokens: int
     cost: float | None
+    finish_reason: str = "stop"
 
 
 @dataclass(frozen=True)

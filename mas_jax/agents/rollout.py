@@ -158,6 +158,14 @@ async def _judge(state: Play) -> tuple[Judgement, ...]:
     return tuple(await run_all(score(job) for job in sorted(state.jobs, key=lambda j: j.path)))
 
 
+def check_world(episodes: Sequence[Episode], limits: Limits) -> None:
+    """Raises: TooManyFailures if the world failed every one of these episodes, however few, unless
+    failure_frac allows it."""
+    failures = [episode.failure for episode in episodes if episode.failure is not None]
+    if len(failures) == len(episodes):
+        _stop_above(limits.failure_frac, failures, len(episodes))
+
+
 def _failure(episode: Episode) -> Failure | None:
     """What the world failed in an episode; also where it ended and every search or judgement of it
     failed."""

@@ -5,6 +5,7 @@ A node is one generation, a message goes from each node to those that read it, a
 Must not know: policies, prompts' words, how a node speaks.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,8 @@ class Node:
     """One generation. prompt: name of its texts, which hold the question and a placeholder for each
     key of `reads`: the nodes whose words stand there. agent: whose conversation goes on with it;
     its own where empty. is_varied: drawn at the vote's temperature, since equal greedy members of a
-    vote would all say the same.
+    vote would all say the same. judge: a node that may discard this one before it speaks, by saying
+    so; `instead`: whose words then stand for it, nobody's where empty.
     """
 
     name: str
@@ -24,6 +26,14 @@ class Node:
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     agent: str = ""
     is_varied: bool = False
+    judge: str = ""
+    instead: str = ""
+
+    @property
+    def after(self) -> set[str]:
+        """The nodes whose words it needs."""
+        read = {name for names in self.reads.values() for name in names}
+        return read | ({self.judge, self.instead} - {""})
 
     @property
     def speaker(self) -> str:
@@ -56,7 +66,7 @@ def check(topology: Topology) -> None:
     trained agent that there is not, or for no answer at all."""
     known: set[str] = set()
     for node in topology.nodes:
-        unknown = {name for names in node.reads.values() for name in names} - known
+        unknown = node.after - known
         if unknown or node.name in known:
             raise ValueError(
                 f"node {node.name!r} reads {sorted(unknown)}, which are no nodes before it, or is "
@@ -82,7 +92,7 @@ def resampled(topology: Topology, count: int) -> Topology:
         return topology
     answering = [node for node in topology.nodes if node.name in topology.answers]
     speakers = [node.speaker for node in topology.nodes]
-    read = {name for node in topology.nodes for names in node.reads.values() for name in names}
+    read = {name for node in topology.nodes for name in node.after}
     found = [
         node for node in answering
         if topology.role(node) == ACTOR and speakers.count(node.speaker) == 1
@@ -154,16 +164,24 @@ def _roles(sizes: Sizes) -> Topology:
     return Topology(nodes, answers=("revise",), trained=("assign",))
 
 
-def _evoagent(sizes: Sizes) -> Topology:
+def _evoagent(sizes: Sizes, *, is_checked: bool = False) -> Topology:
     """EvoAgent (Yuan et al. 2024): one new expert after another, each of whose solutions refines
-    the one so far. Every expert is retained: its check, which may discard one, is left out."""
+    the one so far. is_checked: the Actor first decides whether a new expert is retained; without,
+    every one is. The check reads discarded experts too, so that none comes back in other words."""
     nodes, last = [Node("draft", "solve")], "draft"
     for i in range(1, sizes.experts + 1):
+        nodes.append(Node(f"expert{i}", "assign", is_varied=True))
+        if is_checked:
+            so_far = tuple(f"expert{j}" for j in range(1, i + 1))
+            nodes.append(Node(f"check{i}", "check", {"experts": so_far}))
+        judge = f"check{i}" if is_checked else ""
         nodes += [
-            Node(f"expert{i}", "assign", is_varied=True),
-            Node(f"solve{i}", "as_expert", {"experts": (f"expert{i}",)}),
-            Node(f"refine{i}", "revise", {"solution": (last,), "comment": (f"solve{i}",)}),
-        ]
+            Node(f"solve{i}", "as_expert", {"experts": (f"expert{i}",)}, judge=judge),
+            Node(
+                f"refine{i}", "revise", {"solution": (last,), "comment": (f"solve{i}",)},
+                judge=judge, instead=last if is_checked else "",
+            ),
+        ]  # fmt: skip
         last = f"refine{i}"
     return Topology(tuple(nodes), answers=(last,))
 
@@ -207,6 +225,7 @@ TOPOLOGIES: Mapping[str, Callable[[Sizes], Topology]] = {
     "critic": _critic,
     "roles": _roles,
     "evoagent": _evoagent,
+    "evoagent_checked": functools.partial(_evoagent, is_checked=True),
     "mad": _mad,
     "debate": _debate,
     "guided_debate": _guided_debate,

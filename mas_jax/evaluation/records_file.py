@@ -58,7 +58,8 @@ def fingerprint(questions: tuple[Question, ...]) -> str:
 def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
     """(question, rollout) of every episode in the file, which is made ready to be appended to.
 
-    A new file gets its header; a cut last line is removed.
+    A new file gets its header; a cut last line is removed, and from an unfinished file every
+    episode that the world failed, which may be why it is unfinished: it is played again.
     Raises: ValueError if the file belongs to another evaluation or a whole line is damaged.
     """
     check_plan(plan)
@@ -67,10 +68,24 @@ def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
     path.touch()
     if path.stat().st_size < len(header) and header.startswith(path.read_bytes()):
         path.write_bytes(header)
-    played = {(episode.question, episode.rollout) for episode in read(path, plan)}
+    episodes = list(read(path, plan))
+    if len(episodes) < len(plan.questions) * plan.num_runs:
+        kept = [episode for episode in episodes if episode.failure is None]
+        if len(kept) < len(episodes):
+            _remove_failed(path)
+        episodes = kept
     with path.open("rb+") as file:
         file.truncate(sum(len(line) for line in _whole_lines(path)))
-    return played
+    return {(episode.question, episode.rollout) for episode in episodes}
+
+
+def _remove_failed(path: Path) -> None:
+    """Leaves the header and the episodes that did not fail, in a file that is whole at any time."""
+    lines, kept = _whole_lines(path), path.with_name(path.name + ".kept")
+    with kept.open("wb") as file:
+        file.write(next(lines))
+        file.writelines(line for line in lines if json.loads(line)["episode"]["failure"] is None)
+    kept.replace(path)
 
 
 def read(path: Path, plan: Plan) -> Iterator[Episode]:

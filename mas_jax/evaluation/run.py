@@ -26,8 +26,8 @@ async def evaluate(
     """Appends to the records at `path` every episode of the plan that they lack, as it ends.
 
     play: yields the episodes of its jobs in any order; one that fails in the world is an episode
-    with a `failure`, and is recorded as such. Episodes that `play` leaves out stay missing, are
-    logged, and count as wrong in the statistics.
+    with a `failure`, and is recorded as such; a call that goes on plays it again. Episodes that
+    `play` leaves out stay missing, are logged, and count as wrong in the statistics.
     Raises: ValueError if the file belongs to another evaluation, or an episode was not asked for.
     """
     played = records_file.resume(path, plan)

@@ -69,9 +69,23 @@ def remote(client: Client, model: str, drawing: Drawing, words: Words = SOLVE) -
     return Actor(identity, ask)
 
 
-def local(config: ConfigDict, drawing: Drawing, words: Words = SOLVE) -> Actor:
-    """The frozen Actor of a config whose `actor.kind` is "policy", else its model, in engines of
-    this host. Raises: as `assembly.make_engines`."""
+@dataclass(frozen=True)
+class Local:
+    """A policy in engines of this host: its sample function, chat, name and context, and what its
+    greedy choices depend on beside the prompt, as JSON values."""
+
+    sample: Callable[..., Awaitable]
+    chat: Chat
+    policy: str
+    context: int
+    identity: Mapping
+
+
+def load_local(config: ConfigDict) -> Local:
+    """The frozen Actor of a config whose `actor.kind` is "policy", else its model.
+
+    Raises: as `assembly.make_engines`; ValueError for a checkpoint whose chat template is another.
+    """
     if config.actor.kind == "policy":
         voice, engine, policy = config.actor, config.actor.engine, assembly.ACTOR_POLICY
         directory, make = assembly.actor_directory(config), assembly.make_actor_engines
@@ -81,14 +95,21 @@ def local(config: ConfigDict, drawing: Drawing, words: Words = SOLVE) -> Actor:
         directory, make = assembly.checkpoint_directory(config), assembly.make_engines
         speak = assembly.policy_chat
     tokenizer = assembly.load_tokenizer(directory)
-    engines, chat = make(config, directory, tokenizer), speak(config, tokenizer)
+    chat = speak(config, tokenizer)
+    assembly.check_chat(chat, directory)
     known = assembly.policy_identity(
         directory, dtype=voice.dtype, settings=EngineSettings(**engine)
     )
-    context = engine.context
-    identity = _identity(drawing, words, **known, template=voice.template, context=context)
-    ask = sampled(engines.sample, chat, drawing, words, policy=policy, context=context)
-    return Actor(identity, ask)
+    identity = {**known, "template": voice.template, "context": engine.context}
+    sample = make(config, directory, tokenizer).sample
+    return Local(sample, chat, policy, engine.context, identity)
+
+
+def local(config: ConfigDict, drawing: Drawing, words: Words = SOLVE) -> Actor:
+    """The policy of `load_local` as an Actor. Raises: as that."""
+    own = load_local(config)
+    ask = sampled(own.sample, own.chat, drawing, words, policy=own.policy, context=own.context)
+    return Actor(_identity(drawing, words, **own.identity), ask)
 
 
 def sampled(

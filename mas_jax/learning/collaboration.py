@@ -23,6 +23,7 @@ from mas_jax.records import Question
 from mas_jax.rewards import integer_answer, math_answer, math_sets
 from mas_jax.rewards.math_workers import FAILURES, Workers
 from mas_jax.sampling.api import Client, Endpoint
+from mas_jax.sampling.api_budget import Price
 from mas_jax.sampling.policies import Policies, Remembering, endpoint_complete, endpoint_metrics
 from mas_jax.sampling.replicas import Replicas
 
@@ -109,7 +110,7 @@ def settings(config: ConfigDict, name: str) -> dict:
     for key in OF_TRAINING:
         del c[key]
     for key in ("checkpoint", "remember", "cache", "key_variable", "concurrency", "timeout_s",
-                "retries"):  # fmt: skip
+                "retries", "price", "max_cost"):  # fmt: skip
         del a[key]
     texts = dataclasses.asdict(load_texts(c["prompts"], topology))
     return {"collaboration": c, "actor": a, "prompts": texts}
@@ -122,7 +123,8 @@ def with_endpoint(config: ConfigDict, engines: Replicas) -> Policies:
     """
     a = config.actor
     endpoint = Endpoint(
-        a.base_url, a.key_variable, concurrency=a.concurrency, timeout_s=a.timeout_s,
+        a.base_url, a.key_variable, prices={a.model: Price(*a.price)} if a.price else {},
+        max_cost=a.max_cost or None, concurrency=a.concurrency, timeout_s=a.timeout_s,
         retries=a.retries,
     )  # fmt: skip
     client = Client(endpoint, Path(a.cache) if a.cache else None)

@@ -23,7 +23,9 @@ def collect(
     limits: rollout.Limits, shape: tree.Shape | None = None,
 ) -> list[Episode]:  # fmt: skip
     """`group_size` episodes of each question, in order of question and rollout; with a shape the
-    leaves of its trees, which are as many."""
+    leaves of its trees, which are as many.
+
+    Raises: rollout.TooManyFailures, also where nothing is left to learn from."""
     setting = dict(world=world, run=run, limits=limits)
     if shape is None:
         jobs = [(question, index) for question in questions for index in range(group_size)]
@@ -36,7 +38,9 @@ def collect(
         return [episode async for episode in playing]
 
     place = {question.uid: number for number, question in enumerate(questions)}
-    return sorted(asyncio.run(_play()), key=lambda e: (place[e.question], e.rollout))
+    episodes = sorted(asyncio.run(_play()), key=lambda e: (place[e.question], e.rollout))
+    rollout.check_world(episodes, limits)
+    return episodes
 
 
 def remembering(search: Callable[..., Awaitable]) -> tuple[Callable[..., Awaitable], dict]:

@@ -55,12 +55,12 @@ SHOWN = {  # on the console
     "time/step_s": "s a step",
 }
 # what may differ between a checkpoint and the run that continues it; meshes and rows change only
-# roundings, an Actor's how it is asked and where its answers are kept
+# roundings, an Actor's how it is asked, where it is served, and where its answers are kept
 FREE = (
     "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints", "certify.ignore",
     "mesh", "train.mesh", "train.micro_rows",
     "actor.timeout_s", "actor.retries", "actor.concurrency", "actor.cache", "actor.remember",
-    "actor.key_variable",
+    "actor.key_variable", "actor.base_url", "actor.price", "actor.max_cost",
 )  # fmt: skip
 
 

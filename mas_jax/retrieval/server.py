@@ -11,7 +11,7 @@ import json
 import reprlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from starlette.routing import Route
 from mas_jax.records import Passage, SearchFailure
 from mas_jax.retrieval import dialects
 from mas_jax.retrieval.dialects import IDENTITY_HEADER, Answer, Ask
+from mas_jax.retrieval.http_service import TooLarge, json_response, parse_json, read_body
 from mas_jax.retrieval.index import IndexConfig, Retriever, hash_corpus
 
 WINDOW = 10_000  # newest requests that the latencies of /metrics are taken over
@@ -37,10 +38,6 @@ class ServerLimits:
     body_bytes: int = 16 << 20
     queries: int = 4096
     topk: int = 100
-
-
-class _TooLarge(ValueError):
-    """A request beyond the limits."""
 
 
 def identify(passages: Sequence[Passage], fingerprint: str, config: IndexConfig) -> str:
@@ -67,23 +64,18 @@ def make_app(retriever: Retriever, identity: str, limits: ServerLimits | None = 
     )
 
 
-def _json(
-    value: object, *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
-    """ASCII JSON, which carries every string that a corpus can hold."""
-    return Response(json.dumps(value), status, headers, media_type="application/json")
-
-
 def _refuse(request: Request, error: HTTPException) -> Response:
     """What a wrong path or method gets."""
     wanted = "POST /retrieve, POST /search, GET /health or GET /metrics"
     message = f"{request.method} {request.url.path}: {error.detail}; wanted {wanted}"
-    return _json({"error": message}, status=error.status_code, headers=error.headers)
+    return json_response({"error": message}, status=error.status_code, headers=error.headers)
 
 
 def _fail(request: Request, error: Exception) -> Response:
     """What a client gets when a search raised; the server's log gets the traceback."""
-    return _json({"error": f"the search failed: {type(error).__name__}: {error}"}, status=500)
+    return json_response(
+        {"error": f"the search failed: {type(error).__name__}: {error}"}, status=500
+    )
 
 
 class _Service:
@@ -108,7 +100,7 @@ class _Service:
     async def health(self, request: Request) -> Response:
         """GET /health."""
         state = {"status": "ok", "passages": len(self._retriever.passages)}
-        return _json(state | {"index": self._identity}, headers=self._headers)
+        return json_response(state | {"index": self._identity}, headers=self._headers)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: counts since the start; latency of the newest `WINDOW` requests."""
@@ -116,7 +108,7 @@ class _Service:
         if self._seconds:
             percentiles = np.percentile(self._seconds, (50, 90, 99))
             latency |= dict(zip(("p50_s", "p90_s", "p99_s"), percentiles.tolist(), strict=True))
-        return _json(
+        return json_response(
             {
                 "uptime_s": time.monotonic() - self._started,
                 "requests": dict(self._statuses),
@@ -145,47 +137,25 @@ class _Service:
         self, request: Request, read: Callable[[object], Ask], write: Callable[[Ask, list], object]
     ) -> Response:
         try:
-            ask = read(_parse(await self._body(request)))
+            ask = read(parse_json(await read_body(request, self._limits.body_bytes)))
             self._check(ask)
         except ClientDisconnect:
-            return _json({"error": "the client left"}, status=_LEFT)
-        except _TooLarge as error:
-            return _json({"error": str(error)}, status=413)
+            return json_response({"error": "the client left"}, status=_LEFT)
+        except TooLarge as error:
+            return json_response({"error": str(error)}, status=413)
         except ValueError as error:
-            return _json({"error": str(error)}, status=400)
+            return json_response({"error": str(error)}, status=400)
         answers_Q: list[Answer] = await self._retriever.search(ask.queries_Q, ask.k)
         self._queries += len(answers_Q)
         self._failed_queries += sum(isinstance(answer, SearchFailure) for answer in answers_Q)
-        return _json(write(ask, answers_Q), headers=self._headers)
-
-    async def _body(self, request: Request) -> bytes:
-        """The body, read no further than its limit."""
-        parts, num_bytes = [], 0
-        async for part in request.stream():
-            parts.append(part)
-            num_bytes += len(part)
-            if num_bytes > self._limits.body_bytes:
-                raise _TooLarge(
-                    f"the body has more than {self._limits.body_bytes} bytes; send fewer queries"
-                )
-        return b"".join(parts)
+        return json_response(write(ask, answers_Q), headers=self._headers)
 
     def _check(self, ask: Ask) -> None:
         if len(ask.queries_Q) > self._limits.queries:
-            raise _TooLarge(
+            raise TooLarge(
                 f"{len(ask.queries_Q)} queries, wanted at most {self._limits.queries} a request"
             )
         if ask.k > self._limits.topk:
             raise ValueError(
                 f"{reprlib.repr(ask.k)} passages a query, wanted at most {self._limits.topk}"
             )
-
-
-def _parse(body: bytes) -> object:
-    """The JSON value of a body. Raises: ValueError."""
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise ValueError("the body is nested too deep, wanted a flat JSON object") from None
-    except ValueError as error:
-        raise ValueError(f"the body is no JSON: {error}") from None
