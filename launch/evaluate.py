@@ -11,7 +11,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, evaluate
+from mas_jax.learning import assembly, evaluate, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/toy.py")
 WORKDIR = flags.DEFINE_string("workdir", "runs/evaluate", "where records and summary.json go")
@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
         raise SystemExit(
             f"stopped: {error}. Mend what failed; the same command plays what failed or is missing"
         ) from error
+    except workdir.InUse as error:
+        raise SystemExit(f"stopped: {error}") from error
 
 
 if __name__ == "__main__":

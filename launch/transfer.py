@@ -16,7 +16,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, transfer
+from mas_jax.learning import assembly, transfer, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "such as configs/agentpo_toy.py")
 COLLABORATORS = flags.DEFINE_multi_string("collaborator", [], "NAME=CHECKPOINT[,TEMPLATE]")
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
         transfer.run(configs, Path(WORKDIR.value), Console())
     except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
         raise app.UsageError(str(error)) from error
-    except rollout.TooManyFailures as error:
+    except (rollout.TooManyFailures, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
 
 

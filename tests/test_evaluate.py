@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from mas_jax.config import default_config
-from mas_jax.learning import assembly
+from mas_jax.learning import assembly, workdir
 
 COMMAND = [
     sys.executable, "launch/evaluate.py", "--config=configs/toy.py",
@@ -166,6 +166,17 @@ def test_records_of_other_settings_are_refused_and_kept(evaluated):
     assert done.returncode != 0
     assert "temperature" in done.stderr
     assert (workdir / "cascade.jsonl").read_bytes() == before
+
+
+def test_a_second_evaluation_into_a_directory_is_refused_while_the_first_one_runs(evaluated):
+    """Two would each play what the other is playing, and every episode would be there twice."""
+    place, _ = evaluated
+    before = (place / "cascade.jsonl").read_bytes()
+    with workdir.only_run(place):
+        done = run(f"--workdir={place}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"stopped: another run is writing to {place}")
+    assert (place / "cascade.jsonl").read_bytes() == before
 
 
 def test_the_shipped_policy_is_small_and_of_this_world():

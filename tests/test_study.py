@@ -258,6 +258,11 @@ def test_jobs_go_seed_by_seed_and_a_wrong_name_is_told_the_nearest():
         study_grid.jobs(["no_signals"], [])
 
 
+def test_no_name_is_of_a_group_and_of_a_cell():
+    """`--run` takes both."""
+    assert not set(study_grid.GROUPS) & set(study_grid.CELLS)
+
+
 def test_listing_shows_what_has_a_record(tmp_path):
     records.append(tmp_path, record("opd", 1, {"a": "4"}))
     lines = study_report.listing(tmp_path).splitlines()

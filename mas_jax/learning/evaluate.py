@@ -31,6 +31,7 @@ from mas_jax.files import write_json
 from mas_jax.learning import assembly, collaboration, evaluation_report, hosts, systems
 from mas_jax.learning.privileged import digest, read_texts
 from mas_jax.learning.systems import Prepared, Results, System
+from mas_jax.learning.workdir import only_run
 from mas_jax.records import Episode
 from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
@@ -191,7 +192,15 @@ def _add_seconds(prepared: Prepared, system: System, seconds: float) -> None:
 
 
 def play(prepared: Prepared, console: Console) -> dict[str, tuple[Plan, list[EpisodeScore]]]:
-    """Plays what the records lack; every system's plan and scores by its name."""
+    """Plays what the records lack; every system's plan and scores by its name.
+
+    Raises: `workdir.InUse` if another run plays into the same directory.
+    """
+    with only_run(prepared.workdir):
+        return _play_all(prepared, console)
+
+
+def _play_all(prepared: Prepared, console: Console) -> dict[str, tuple[Plan, list[EpisodeScore]]]:
     results = {}
     for system, plan in prepared.plans.items():
         path, before = prepared.path(system), prepared.engines.metrics

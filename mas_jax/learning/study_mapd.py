@@ -134,4 +134,4 @@ VARIANTS = (
     _cell("mapd_ema", "MAPD, an average of the weights as teacher", _trained(ema_branch), seeds=1),
 )  # fmt: skip
 
-GROUPS = {"protocols": READ, "mapd": METHODS, "mapd_variants": VARIANTS}
+GROUPS = {"protocols": READ, "mapd_main": METHODS, "mapd_variants": VARIANTS}
