@@ -153,7 +153,7 @@ def _check_directories(config: ConfigDict) -> None:
     for name in ("model", "teacher", "actor"):
         path = config[name].checkpoint
         if name != "teacher" and path.startswith(("package:", "asset:")):
-            continue  # model/packaged.py, learning/assembly.py
+            continue  # model/packaged.py, learning/policy_files.py
         if path and not Path(path).is_dir():
             raise ValueError(
                 f"{name}.checkpoint={path!r} is not a directory; give one with config.json and "

@@ -27,7 +27,20 @@ from mas_jax.data.questions import check_disjoint
 from mas_jax.evaluation import bootstrap, ledger, report
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, cost, evaluate, hosts, loop, players, privileged, revision
+from mas_jax.learning import (
+    cost,
+    evaluate,
+    hosts,
+    judges,
+    loop,
+    players,
+    policy_files,
+    privileged,
+    revision,
+    samplers,
+    scenes,
+    teams,
+)
 from mas_jax.learning.alarms import AlarmSettings
 from mas_jax.learning.export import save_policy
 from mas_jax.learning.objective import Forward
@@ -55,7 +68,7 @@ class Pipeline:
     config: ConfigDict
     workdir: Path
     start_directory: Path
-    scene: assembly.Scene
+    scene: scenes.Scene
     engines: Replicas | Policies
     mesh: jax.sharding.Mesh
     model: qwen3.ModelConfig
@@ -79,14 +92,14 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
     for name in config.train.stages:
         make_programme(config.stages[name].programme.to_dict())
     _check_workdir(config, workdir)
-    directory = assembly.checkpoint_directory(config)
-    tokenizer = assembly.load_tokenizer(directory)
-    scene = assembly.make_scene(config, tokenizer)
+    directory = policy_files.checkpoint_directory(config)
+    tokenizer = policy_files.load_tokenizer(directory)
+    scene = scenes.make_scene(config, tokenizer)
     if scene.world is None:
         check_disjoint(scene.questions)
     for name in config.train.stages:  # what its prompts lack is said now
-        assembly.make_team(config, config.stages[name].team, scene, training=True)
-    assembly.check_chat(scene.chat, directory)
+        teams.make_team(config, config.stages[name].team, scene, training=True)
+    policy_files.check_chat(scene.chat, directory)
     _check_teacher(config, scene)
     mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
     hosts.introduce(mesh)
@@ -96,7 +109,7 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
         workdir=workdir,
         start_directory=directory,
         scene=scene,
-        engines=assembly.make_policies(config, directory, tokenizer),
+        engines=samplers.make_policies(config, directory, tokenizer),
         mesh=mesh,
         model=model,
         reference=_load(
@@ -147,14 +160,14 @@ def _load(
     return params
 
 
-def _check_teacher(config: ConfigDict, scene: assembly.Scene) -> None:
+def _check_teacher(config: ConfigDict, scene: scenes.Scene) -> None:
     """Raises: ValueError if teacher.checkpoint cannot score what the student says."""
     if not config.teacher.checkpoint:
         return
     directory = Path(config.teacher.checkpoint)
-    tokenizer = assembly.load_tokenizer(directory)
-    theirs = assembly.policy_chat(config, tokenizer)
-    assembly.check_chat(theirs, directory)
+    tokenizer = policy_files.load_tokenizer(directory)
+    theirs = policy_files.policy_chat(config, tokenizer)
+    policy_files.check_chat(theirs, directory)
     knobs = dict(temperature=config.train.temperature)
     check_voices(
         voice(scene.chat, vocab_size=scene.tokenizer.vocab_size, **knobs),
@@ -211,7 +224,7 @@ def _judge(pipeline: Pipeline, programme: Programme) -> Judge | None:
     """The config's judge for a stage whose programme asks for one."""
     if not any(row.trained and row.behaviour == "judge" for row in programme.values()):
         return None
-    return assembly.make_judge(pipeline.config, pipeline.scene, pipeline.start_directory)
+    return judges.make_judge(pipeline.config, pipeline.scene, pipeline.start_directory)
 
 
 def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
@@ -275,10 +288,10 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         seed=config.seed,
         questions=playing.questions,
         world=dataclasses.replace(
-            assembly.make_play_world(scene, pipeline.engines, _judge(pipeline, programme)),
+            teams.make_play_world(scene, pipeline.engines, _judge(pipeline, programme)),
             sample=playing.sample,
         ),
-        gold=assembly.gold_texts(scene) if has_turn_rewards else {},
+        gold=scenes.gold_texts(scene) if has_turn_rewards else {},
         publish=pipeline.engines.set_params,
         sampler_counts=lambda: (
             pipeline.engines.metrics | {f"graded_{kind}": n for kind, n in scene.graded.items()}
@@ -378,7 +391,7 @@ def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
         team = config.stages[name].team
         means, accuracy = {}, {}
         for label, place in (("start", pipeline.start_directory), (name, directory)):
-            pipeline.engines.set_params(assembly.load_params(config, place))
+            pipeline.engines.set_params(samplers.load_params(config, place))
             plan, scores = evaluate.play_now(
                 config, pipeline.scene, pipeline.engines, team,
                 num_questions=config.certify.num_questions, num_runs=config.certify.num_runs,
