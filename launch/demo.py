@@ -14,7 +14,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import demo, loop, pipeline, process, workdir
+from mas_jax.learning import certificate, demo, loop, pipeline, process, workdir
 
 RECORD = Path("mas_jax/benchmarks/records/demo.json")
 CONFIG = config_flags.DEFINE_config_file("config", "configs/demo.py", "config file")
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     try:
         demo.run(prepared, Console())
-    except (pipeline.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
+    except (certificate.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)

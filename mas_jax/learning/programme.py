@@ -183,6 +183,16 @@ def make_programme(rows: Mapping[str, Mapping]) -> Programme:
     return programme
 
 
+def distilled(programme: Programme) -> tuple[str, ...]:
+    """Roles with a distillation stream."""
+    return tuple(role for role, row in programme.items() if row.distils)
+
+
+def privileged_roles(programme: Programme) -> tuple[str, ...]:
+    """Roles whose teacher reads more than they do."""
+    return tuple(role for role, row in programme.items() if row.learns and row.is_viewed)
+
+
 def _check(role: str, row: Row) -> None:
     """Raises: ValueError for settings of a row that contradict."""
     where = f"programme.{role}"
