@@ -53,7 +53,7 @@ def remote(client: Client, model: str, drawing: Drawing, words: Words = SOLVE) -
     """A model of an endpoint. With the client's cache its samples repeat; a refusal is a solution
     without an answer."""
 
-    async def ask(problem: Problem, sample: int) -> str:
+    async def _ask(problem: Problem, sample: int) -> str:
         messages = [
             {"role": "system", "content": words.system},
             {"role": "user", "content": fill(words.user, {"question": problem.text})},
@@ -66,7 +66,7 @@ def remote(client: Client, model: str, drawing: Drawing, words: Words = SOLVE) -
 
     identity = _identity(drawing, words, base_url=client.endpoint.base_url, model=model)
     del identity["seed"]  # nothing that is sent depends on it
-    return Actor(identity, ask)
+    return Actor(identity, _ask)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def sampled(
     answered with nothing."""
     stop = Stop(chat.tokenizer.stop_ids)
 
-    async def ask(problem: Problem, number: int) -> str:
+    async def _ask(problem: Problem, number: int) -> str:
         text = fill(words.user, {"question": problem.text})
         prompt = Conversation(chat, text, system=words.system).prompt()
         room = min(drawing.max_tokens, context - len(prompt))
@@ -139,7 +139,7 @@ def sampled(
         tokens = [token for token in said.tokens if token not in chat.tokenizer.stop_ids]
         return chat.tokenizer.decode(tokens)
 
-    return ask
+    return _ask
 
 
 def _identity(drawing: Drawing, words: Words, **names: str | int | list[str]) -> dict:

@@ -220,6 +220,7 @@ def fuse_layer(layer: Params) -> Params:
         parts["bqkv"] = ("bq", "bk", "bv")
 
     def _join(*arrays: jax.Array, name: str) -> jax.Array:
+        """Joined along the outputs: of matrices [D, ...] the second axis, of biases [N, H] the first."""
         return jnp.concatenate(arrays, axis=0 if name == "bqkv" else 1)
 
     fused = {
