@@ -16,7 +16,7 @@ from absl import app, flags
 from rich.console import Console
 
 from mas_jax import metrics
-from mas_jax.learning import assembly
+from mas_jax.learning import process
 from mas_jax.model import packaged
 from mas_jax.retrieval import build
 from mas_jax.retrieval.corpus import open_corpus
@@ -40,7 +40,7 @@ NUM_HOSTS = flags.DEFINE_integer("num_hosts", 1, "hosts that share the encoding"
 
 def main(_: list[str]) -> None:
     """Builds the index, saying first what it takes; what does not fit ends it with one line."""
-    assembly.start_process()
+    process.start()
     config, console = IndexConfig(backend=BACKEND.value), Console()
 
     watch = functools.partial(metrics.watch, label="passages", console=console, interval_s=10.0)

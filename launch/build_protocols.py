@@ -24,7 +24,7 @@ from mas_jax.agents.protocol_team import Desk
 from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.data.decomposition import read_steps
 from mas_jax.data.questions import jsonl
-from mas_jax.learning import assembly
+from mas_jax.learning import policy_files, process, samplers, scenes
 from mas_jax.sampling.api import Client, Endpoint
 from mas_jax.sampling.api_budget import BudgetExceeded, prices_of
 
@@ -50,7 +50,7 @@ STYLE = flags.DEFINE_bool("normalise_style", True, "take self-talk and repetitio
 flags.mark_flag_as_required("config")
 
 
-def scripts(scene: assembly.Scene) -> list[protocol_oracle.Player]:
+def scripts(scene: scenes.Scene) -> list[protocol_oracle.Player]:
     """A script for each style. Raises: ValueError for files without decompositions."""
     if scene.world is not None:
         return [protocol_oracle.Oracle(scene.world, SKILL.value, s) for s in ORACLE.value]
@@ -63,7 +63,7 @@ def scripts(scene: assembly.Scene) -> list[protocol_oracle.Player]:
     return [GoldScript(questions, steps, SKILL.value, s) for s in ORACLE.value]
 
 
-def desks(config: ConfigDict, scene: assembly.Scene, directory: Path) -> list[Desk]:
+def desks(config: ConfigDict, scene: scenes.Scene, directory: Path) -> list[Desk]:
     """A desk for each model of an endpoint, each style of the script, or the policy of a directory.
     Raises: ValueError unless exactly one of the three is named."""
     if sum(map(bool, (BASE_URL.value, ORACLE.value, POLICY.value))) != 1:
@@ -74,8 +74,8 @@ def desks(config: ConfigDict, scene: assembly.Scene, directory: Path) -> list[De
         is_alone=ALONE.value,
     )  # fmt: skip
     if POLICY.value:
-        assembly.check_chat(scene.chat, directory)
-        sample = assembly.make_engines(config, directory, scene.tokenizer).sample
+        policy_files.check_chat(scene.chat, directory)
+        sample = samplers.make_engines(config, directory, scene.tokenizer).sample
         complete = policy_complete(
             sample, chat=scene.chat, policy=config.model.policy, context=config.engine.context
         )
@@ -102,12 +102,12 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     config, out, console = CONFIG.value, Path(OUT.value), Console()
-    assembly.start_process()
+    process.start()
     try:
         if POLICY.value:
             config.model.checkpoint = POLICY.value
-        directory = assembly.checkpoint_directory(config)
-        scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
+        directory = policy_files.checkpoint_directory(config)
+        scene = scenes.make_scene(config, policy_files.load_tokenizer(directory))
         working = desks(config, scene, directory)
         questions = scene.questions[SPLIT.value]
         questions = questions[: NUM.value] if NUM.value else questions

@@ -14,7 +14,7 @@ from rich.console import Console
 from mas_jax.agents.protocol import MARKERS
 from mas_jax.config import default_config
 from mas_jax.evaluation import records_file, report
-from mas_jax.learning import assembly, drift_of_records
+from mas_jax.learning import drift_of_records, policy_files
 from mas_jax.learning.alarms import AlarmSettings
 
 POLICY = flags.DEFINE_string("policy", None, "directory with the policies' tokenizer")
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"a start and at least one system are compared, got {argv[1:]}")
     try:
         found = read([Path(name) for name in argv[1:]])
-        tokenizer = assembly.load_tokenizer(Path(POLICY.value))
+        tokenizer = policy_files.load_tokenizer(Path(POLICY.value))
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     start_name, (_, start) = next(iter(found.items()))

@@ -14,7 +14,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, demo, loop, pipeline, workdir
+from mas_jax.learning import certificate, demo, loop, pipeline, process, workdir
 
 RECORD = Path("mas_jax/benchmarks/records/demo.json")
 CONFIG = config_flags.DEFINE_config_file("config", "configs/demo.py", "config file")
@@ -31,14 +31,14 @@ def main(argv: list[str]) -> None:
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
         sys.stdout.write(demo.markdown(record))
         return
-    assembly.start_process()
+    process.start()
     try:
         prepared = pipeline.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError) as error:
         raise app.UsageError(str(error)) from error
     try:
         demo.run(prepared, Console())
-    except (pipeline.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
+    except (certificate.NotCertified, rollout.TooManyFailures, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)

@@ -11,7 +11,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, evaluate, workdir
+from mas_jax.learning import evaluate, process, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/toy.py")
 WORKDIR = flags.DEFINE_string("workdir", "runs/evaluate", "where records and summary.json go")
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> None:
     """Runs the evaluation; a setting that does not fit ends it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
-    assembly.start_process()
+    process.start()
     try:
         prepared = evaluate.prepare(CONFIG.value, Path(WORKDIR.value))
     except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:

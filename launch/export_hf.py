@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from mas_jax.learning import assembly, export
+from mas_jax.learning import export, process
 
 BEST = flags.DEFINE_bool("best", False, "the checkpoint that validation found best")
 
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> None:
     """Writes OUT; what does not fit ends it with one line."""
     if len(argv) != 3:
         raise app.UsageError(f"wanted CHECKPOINT and OUT, got {argv[1:]}")
-    assembly.start_process()
+    process.start()
     source, out = Path(argv[1]), Path(argv[2])
     try:
         step = export.export(source, out, best=BEST.value)

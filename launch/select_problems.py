@@ -20,7 +20,7 @@ from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.data import problems
 from mas_jax.evaluation import problem_selection
 from mas_jax.evaluation.problem_selection import Criteria, Records
-from mas_jax.learning import actors, assembly
+from mas_jax.learning import actors, process
 from mas_jax.rewards.math_sets import solution_reward
 from mas_jax.rewards.math_workers import Workers
 from mas_jax.sampling.api import Client, Endpoint
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     out, console = Path(OUT.value), Console()
-    assembly.start_process()
+    process.start()
     try:
         criteria = Criteria(
             tuple(map(int, LEVELS.value)), SAMPLES.value, MOST.value, COUNT.value, SEED.value

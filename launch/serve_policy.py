@@ -13,7 +13,7 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from mas_jax.agents.policy_endpoint import policy_complete
-from mas_jax.learning import actors, assembly
+from mas_jax.learning import actors, process
 from mas_jax.retrieval import http_service
 from mas_jax.sampling import api_server
 
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     config = CONFIG.value
-    assembly.start_process()
+    process.start()
     try:
         listener = http_service.listen(HOST.value, PORT.value)
         place(config)

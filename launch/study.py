@@ -12,7 +12,7 @@ from absl import app, flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, loop, study, study_freeze, study_grid, workdir
+from mas_jax.learning import loop, process, study, study_freeze, study_grid, workdir
 from mas_jax.learning.study_report import listing, read, tables
 
 LIST = flags.DEFINE_bool("list", False, "the grid: every cell, its seeds, which have records")
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
 
 def _run(jobs: list[tuple[str, int]], results: Path) -> None:
     """Runs what can be run; a job that fails is named at the end and stops no other."""
-    assembly.start_process()
+    process.start()
     lab, failed = study.Lab(Path(WORKDIR.value), results, study_freeze.FILE), []
     if REHEARSAL.value:
         lab = study.rehearsal(Path(WORKDIR.value))

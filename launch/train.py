@@ -14,7 +14,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, hosts, loop, pipeline, workdir
+from mas_jax.learning import certificate, hosts, loop, pipeline, process, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
 WORKDIR = flags.DEFINE_string("workdir", None, "where checkpoints, metrics and policies go")
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
         hosts.initialize()
     except ValueError as error:
         raise app.UsageError(str(error)) from error
-    assembly.start_process()
+    process.start()
     with hosts.together():
         done = _run(Console(quiet=jax.process_index() > 0))
     for name, directory in done.items():
@@ -56,7 +56,7 @@ def _run(console: Console) -> dict[str, Path]:
         raise SystemExit(
             f"stopped: {error}. Mend what failed; the same command goes on from the last checkpoint"
         ) from error
-    except (pipeline.NotCertified, workdir.InUse) as error:
+    except (certificate.NotCertified, workdir.InUse) as error:
         raise SystemExit(f"stopped: {error}") from error
     except loop.Interrupted as stop:
         logging.info("%s", stop)

@@ -16,7 +16,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from mas_jax.agents import rollout
-from mas_jax.learning import assembly, transfer, workdir
+from mas_jax.learning import process, transfer, workdir
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "such as configs/agentpo_toy.py")
 COLLABORATORS = flags.DEFINE_multi_string("collaborator", [], "NAME=CHECKPOINT[,TEMPLATE]")
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     """Plays all pairs; a setting that does not fit ends it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
-    assembly.start_process()
+    process.start()
     try:
         configs = transfer.make_configs(
             CONFIG.value,

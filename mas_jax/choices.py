@@ -19,7 +19,7 @@ TEMPLATES = (
 )  # fmt: skip
 DIALECTS = ("search-r1", "skyrl", "verl", "m-ask")  # retrieval/client.py
 BACKENDS = ("auto", "exact", "scann", "device", "bm25")  # retrieval/index.py, bm25_index.py
-JUDGES = ("oracle", "length", "policy", "api")  # learning/assembly.py make_judge
+JUDGES = ("oracle", "length", "policy", "api")  # learning/judges.py make_judge
 SAMPLERS = ("policy", "oracle", "trajectories")  # learning/players.py
 FORMS = ("json", "toy")  # agents/protocol.py render
 PROTOCOL_FIELDS = ("task_type", "reasoning_plan", "grounding_facts", "answer", "partial_findings")

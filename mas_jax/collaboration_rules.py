@@ -29,7 +29,7 @@ SAMPLED = ("hint", "critic", "roles")  # whose one answer may be drawn several t
 WINDOWS = (0, 300)  # of what the reward reads: all, or as the authors' script
 SUBJECTS = ("facts", "mathematics")
 CONTROLS = ("none", "other_problem", "no_answer")  # agents/collaboration.py
-ACTORS = ("none", "policy", "api")  # learning/assembly.py make_policies
+ACTORS = ("none", "policy", "api")  # learning/samplers.py make_policies
 
 
 def check_collaboration(config: ConfigDict, team: str, *, where: str) -> None:

@@ -55,16 +55,7 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
         )
     if config.data.first < 0:
         raise ValueError(f"data.first={config.data.first} must be at least 1, or 0 for all")
-    p, m = config.pretrain.settings, config.math_pretrain
-    for where, steps, warmup in (
-        ("pretrain.settings", p.steps, p.warmup_steps),
-        *((f"math_pretrain.steps.{who}", m.steps[who], m.settings.warmup_steps) for who in m.steps),
-    ):
-        if warmup >= steps:
-            raise ValueError(
-                f"{where} has {steps} steps and warmup_steps={warmup}, so the learning rate never "
-                "falls; set fewer warmup_steps, or more steps"
-            )
+    _check_warmups(config)
     if t.temperature <= 0:
         raise ValueError(
             f"train.temperature={t.temperature} must be above 0; a greedy policy has no log-probs "
@@ -86,6 +77,30 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
     check_choice("actor.kind", config.actor.kind, ACTORS)
     check_choice("actor.template", config.actor.template, TEMPLATES)
     check_no_secret("actor.base_url", config.actor.base_url)
+    _check_teams(config)
+    check_evaluated(config)
+    _check_stages(config)
+    if has_weights:
+        _check_protocols(config)
+
+
+def _check_warmups(config: ConfigDict) -> None:
+    """Raises: ValueError if a starting policy's learning rate would never fall."""
+    p, m = config.pretrain.settings, config.math_pretrain
+    for where, steps, warmup in (
+        ("pretrain.settings", p.steps, p.warmup_steps),
+        *((f"math_pretrain.steps.{who}", m.steps[who], m.settings.warmup_steps) for who in m.steps),
+    ):
+        if warmup >= steps:
+            raise ValueError(
+                f"{where} has {steps} steps and warmup_steps={warmup}, so the learning rate never "
+                "falls; set fewer warmup_steps, or more steps"
+            )
+
+
+def _check_teams(config: ConfigDict) -> None:
+    """Raises: ValueError for a team that cannot be evaluated as the config says."""
+    e = config.evaluation
     for team in e.teams:
         check_choice("evaluation.teams", team, (*TEAMS, *TOPOLOGIES))
         if e.privileged and team != "single":
@@ -101,7 +116,11 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
                 f"evaluation.caps={dict(e.caps)} are of teams that search, and {team!r} is in "
                 "evaluation.teams; clear the caps"
             )
-    check_evaluated(config)
+
+
+def _check_stages(config: ConfigDict) -> None:
+    """Raises: ValueError for stages that are not one after another, or a bad one of them."""
+    t = config.train
     if not t.stages or len(set(t.stages)) < len(t.stages):
         raise ValueError(f"train.stages={t.stages} must name at least one stage, and each once")
     if t.learning_rates and len(t.learning_rates) != len(t.stages):
@@ -112,8 +131,6 @@ def validate(config: ConfigDict, *, has_weights: bool = True) -> None:
     for name in t.stages:
         check_choice("train.stages", name, config.stages)
         check_stage(config, name)
-    if has_weights:
-        _check_protocols(config)
 
 
 def check_correction(config: ConfigDict) -> None:
@@ -153,7 +170,7 @@ def _check_directories(config: ConfigDict) -> None:
     for name in ("model", "teacher", "actor"):
         path = config[name].checkpoint
         if name != "teacher" and path.startswith(("package:", "asset:")):
-            continue  # model/packaged.py, learning/assembly.py
+            continue  # model/packaged.py, learning/policy_files.py
         if path and not Path(path).is_dir():
             raise ValueError(
                 f"{name}.checkpoint={path!r} is not a directory; give one with config.json and "

@@ -68,40 +68,10 @@ def check_stage(config: ConfigDict, name: str) -> None:
             f"train.row_length={t.row_length} is below {section}.context={context}, so "
             "longer traces would be left out; raise row_length or lower the context"
         )
-    if config.collaboration.reward_window and stage.team in VOTING:
-        raise ValueError(
-            f"collaboration.reward_window={config.collaboration.reward_window} rewards one "
-            f"solution, and {where}.team={stage.team!r} votes on several answers; set 0"
-        )
-    samples = config.collaboration.actor_samples
-    if samples > 1 and stage.team in TOPOLOGIES and stage.team not in SAMPLED:
-        raise ValueError(
-            f"collaboration.actor_samples={samples} draws the Actor's one solution again, and "
-            f"{where}.team={stage.team!r} has no such; set 1, or a team of {SAMPLED}"
-        )
-    if samples > 1 and config.collaboration.vote_temperature <= 0:
-        raise ValueError(
-            f"collaboration.actor_samples={samples} at collaboration.vote_temperature="
-            f"{config.collaboration.vote_temperature} are {samples} equal solutions; set a "
-            "temperature above 0, or 1 sample"
-        )
+    _check_solutions(config, stage, where)
     if stage.steps < 1:
         raise ValueError(f"{where}.steps={stage.steps} must be at least 1")
-    if stage.sampler == "oracle" and config.data.test:
-        raise ValueError(
-            f"{where}.sampler='oracle' knows the toy world only, and data.test={config.data.test}; "
-            "set sampler='policy'"
-        )
-    if stage.sampler == "oracle" and config.model.prompts != "toy":
-        raise ValueError(
-            f"{where}.sampler='oracle' reads the toy prompts only, and model.prompts="
-            f"{config.model.prompts!r}; set model.prompts='toy' or sampler='policy'"
-        )
-    if stage.sampler == "trajectories" and stage.team != "single":
-        raise ValueError(
-            f"{where}.sampler='trajectories' says what one agent says, and the team is the "
-            f"{stage.team}; set team='single'"
-        )
+    _check_sampler(config, stage, where)
     wanted, given = set((TEAMS | TOPOLOGIES)[stage.team]), set(stage.programme)
     if wanted != given:
         raise ValueError(
@@ -124,6 +94,46 @@ def check_stage(config: ConfigDict, name: str) -> None:
         _check_row(config, stage, acting, row, where=f"{where}.programme.{acting}")
     _check_tree(config, name)
     _check_teacher(config, name)
+
+
+def _check_solutions(config: ConfigDict, stage: ConfigDict, where: str) -> None:
+    """How many of the Actor's solutions reward a Collaborator, and how much of each."""
+    if config.collaboration.reward_window and stage.team in VOTING:
+        raise ValueError(
+            f"collaboration.reward_window={config.collaboration.reward_window} rewards one "
+            f"solution, and {where}.team={stage.team!r} votes on several answers; set 0"
+        )
+    samples = config.collaboration.actor_samples
+    if samples > 1 and stage.team in TOPOLOGIES and stage.team not in SAMPLED:
+        raise ValueError(
+            f"collaboration.actor_samples={samples} draws the Actor's one solution again, and "
+            f"{where}.team={stage.team!r} has no such; set 1, or a team of {SAMPLED}"
+        )
+    if samples > 1 and config.collaboration.vote_temperature <= 0:
+        raise ValueError(
+            f"collaboration.actor_samples={samples} at collaboration.vote_temperature="
+            f"{config.collaboration.vote_temperature} are {samples} equal solutions; set a "
+            "temperature above 0, or 1 sample"
+        )
+
+
+def _check_sampler(config: ConfigDict, stage: ConfigDict, where: str) -> None:
+    """What a stage that the policy does not play itself is played with."""
+    if stage.sampler == "oracle" and config.data.test:
+        raise ValueError(
+            f"{where}.sampler='oracle' knows the toy world only, and data.test={config.data.test}; "
+            "set sampler='policy'"
+        )
+    if stage.sampler == "oracle" and config.model.prompts != "toy":
+        raise ValueError(
+            f"{where}.sampler='oracle' reads the toy prompts only, and model.prompts="
+            f"{config.model.prompts!r}; set model.prompts='toy' or sampler='policy'"
+        )
+    if stage.sampler == "trajectories" and stage.team != "single":
+        raise ValueError(
+            f"{where}.sampler='trajectories' says what one agent says, and the team is the "
+            f"{stage.team}; set team='single'"
+        )
 
 
 def _check_judge(config: ConfigDict, stage: ConfigDict, *, where: str) -> None:

@@ -18,7 +18,7 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.config import default_config
 from mas_jax.data.tokenizer import make_toy_tokenizer
-from mas_jax.learning import assembly, loop, pipeline
+from mas_jax.learning import loop, pipeline, policy_files, scenes, training_mesh
 from mas_jax.model import hf, qwen3, sharding
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.engine_settings import EngineSettings
@@ -75,8 +75,8 @@ def small_config(start: Path, **changes):
 
 
 @functools.cache
-def scene_of(start: Path) -> assembly.Scene:
-    return assembly.make_scene(default_config(), assembly.load_tokenizer(start))
+def scene_of(start: Path) -> scenes.Scene:
+    return scenes.make_scene(default_config(), policy_files.load_tokenizer(start))
 
 
 @functools.cache
@@ -95,12 +95,12 @@ def small_pipeline(config, workdir: Path) -> pipeline.Pipeline:
     """What `pipeline.prepare` makes, but for one engine instead of one a device."""
     start = Path(config.model.checkpoint)
     t = config.train
-    mesh = sharding.make_mesh(**t.mesh, devices=pipeline._training_devices(config))
+    mesh = training_mesh.make(config)
     model = dataclasses.replace(pipeline.load_config(start), value_head=t.value_head)
     return pipeline.Pipeline(
         config=config, workdir=workdir, start_directory=start, scene=scene_of(start),
         engines=engines_of(start), mesh=mesh, model=model,
-        reference=pipeline._load(start, mesh, dtype=t.dtype, value_head=t.value_head),
+        reference=training_mesh.load_params(start, mesh, dtype=t.dtype, value_head=t.value_head),
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ class Script:
     """The toy world's script as a policy: its mistakes are drawn from the seed and, if `chaotic`,
     from every bit of the weights that were published last."""
 
-    def __init__(self, scene: assembly.Scene, flaws: Flaws = FLAWS, *, chaotic: bool) -> None:
+    def __init__(self, scene: scenes.Scene, flaws: Flaws = FLAWS, *, chaotic: bool) -> None:
         self._script = ScriptedSampler(scene.world, scene.chat, scene.prompts, flaws)
         self._chaotic, self._seed = chaotic, 0
 

@@ -26,7 +26,7 @@ from mas_jax.agents import rollout
 from mas_jax.agents.speaker import aloud
 from mas_jax.benchmarks.serving import free_port
 from mas_jax.evaluation import records_file
-from mas_jax.learning import assembly, evaluate, pipeline
+from mas_jax.learning import evaluate, pipeline, policy_files
 
 QUIET = Console(quiet=True)
 SHIPPED = ("asset:math/collaborator_policy", "asset:math/actor_policy")
@@ -141,7 +141,7 @@ def test_a_run_through_faults_is_the_run_beside_a_local_actor(served, beside, tm
         assert len(server.bodies) == num_asked  # greedy answers serve for good
     local, expected = beside
     assert trained == again == local
-    assert trained != weights(assembly.asset("math/collaborator_policy"))
+    assert trained != weights(policy_files.asset("math/collaborator_policy"))
     for ours, theirs in zip(lines, expected, strict=True):
         assert ours["rollout/reward"] == theirs["rollout/reward"]
         for name in ("input_tokens", "output_tokens"):

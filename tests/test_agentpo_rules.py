@@ -23,7 +23,7 @@ from mas_jax.config_rules import validate
 from mas_jax.data.arithmetic import make_arithmetic, make_arithmetic_tokenizer
 from mas_jax.data.questions import write_jsonl
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, evaluate, math_policy, pipeline
+from mas_jax.learning import evaluate, math_policy, pipeline, policy_files, scenes, teams
 from mas_jax.learning.programme import make_programme
 from mas_jax.model import qwen3
 from mas_jax.records import UNTOLD
@@ -49,7 +49,7 @@ def test_one_call_makes_both_starting_policies(tmp_path):
         place = math_policy.directory_of(tmp_path / "made", name)
         assert np.isfinite(records[name]["held_out_loss"])
         assert json.loads((place / "pretrain.json").read_text()) == records[name]
-        assert assembly.load_tokenizer(place).encode(" plus") != []
+        assert policy_files.load_tokenizer(place).encode(" plus") != []
     actor, collaborator = (tmp_path / "made" / f"{name}_policy" for name in math_policy.POLICIES)
     assert weights(actor) != weights(collaborator)
     with pytest.raises(FileExistsError, match="actor_policy exists"):
@@ -175,21 +175,21 @@ def test_how_an_actor_is_asked_may_change_on_resume_and_who_it_is_may_not(places
 
 def test_a_control_acts_in_evaluation_and_not_in_training(places):
     config = small_config(places, **{"collaboration.control": "no_answer"})
-    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(places[0]))
     for training, control in ((True, "none"), (False, "no_answer")):
-        team = assembly.make_team(config, "hint", scene, training=training)
+        team = teams.make_team(config, "hint", scene, training=training)
         assert team.collaboration.control == control
 
 
 def test_training_draws_from_the_first_problems_alone(places):
     config = small_config(places, **{"data.first": 7})
-    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(places[0]))
     drawn = {scene.training.at(position, seed=0).uid for position in range(14)}
     assert drawn == {question.uid for question in scene.questions["train"][:7]}
     assert len(scene.questions["train"]) == 20  # nothing else depends on it
     config.data.first = 21
     with pytest.raises(ValueError, match=r"data\.first=21, and the sources .* have \[20\]; lower"):
-        assembly.make_scene(config, scene.tokenizer)
+        scenes.make_scene(config, scene.tokenizer)
 
 
 # --- problems of files ----------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def file_scene(places, directory):
     lines = [{"id": "a", "question": "half of 1?", "golden_answers": [r"\frac{1}{2}"]}]
     write_jsonl(directory / "math500.jsonl", lines)
     config.data.test = (str(directory / "math500.jsonl"),)
-    return assembly.make_scene(config, assembly.load_tokenizer(places[0])), config
+    return scenes.make_scene(config, policy_files.load_tokenizer(places[0])), config
 
 
 def test_problems_of_files_are_graded_by_the_rule_of_their_set(places, tmp_path):
@@ -212,11 +212,11 @@ def test_problems_of_files_are_graded_by_the_rule_of_their_set(places, tmp_path)
     graded = scene.graded
     assert (graded["jobs"], graded["no_answer"], graded["time"]) == (3, 1, 0)
     assert scene.identity["grading"] == "by set"
-    team = assembly.make_team(config, "vote", scene).collaboration
+    team = teams.make_team(config, "vote", scene).collaboration
     assert team.answer_of(r"so \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
     assert asyncio.run(team.is_same(r"\frac{1}{2}", "0.5"))
     assert not asyncio.run(team.is_same("1/3", "2/3"))
-    toy = assembly.make_scene(small_config(places), scene.tokenizer)
+    toy = scenes.make_scene(small_config(places), scene.tokenizer)
     assert asyncio.run(toy.reward(problem, ("0.5",))) == (0.0,)  # integers, in this process
 
 
@@ -229,7 +229,7 @@ def test_the_authors_window_rewards_the_end_of_a_solution_and_only_in_training(p
 
     def rewards(window, *, training):
         config.collaboration.reward_window = window
-        team = assembly.make_team(config, "hint", scene, training=training).collaboration
+        team = teams.make_team(config, "hint", scene, training=training).collaboration
         found = tuple(team.answer_of(text) or "" for text in (hidden, unboxed))
         return asyncio.run(scene.reward(problem, found))
 
@@ -240,8 +240,8 @@ def test_the_authors_window_rewards_the_end_of_a_solution_and_only_in_training(p
 
 def test_the_authors_window_hides_a_toy_answer_before_it(places):
     config = small_config(places, **{"collaboration.reward_window": 300})
-    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
-    team = assembly.make_team(config, "hint", scene, training=True).collaboration
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(places[0]))
+    team = teams.make_team(config, "hint", scene, training=True).collaboration
     assert team.answer_of(r"\boxed{7}" + 291 * ".") == "7"
     assert team.answer_of(r"\boxed{7}" + 292 * ".") is None
 
@@ -254,9 +254,9 @@ def test_a_window_is_of_one_solution_and_a_debate_has_several(places):
 
 def test_a_solution_is_drawn_several_times_in_training_alone_and_where_there_is_one(places):
     config = small_config(places, **{"collaboration.actor_samples": 3})
-    scene = assembly.make_scene(config, assembly.load_tokenizer(places[0]))
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(places[0]))
     for training, num_answers in ((True, 3), (False, 1)):
-        found = assembly.make_team(config, "hint", scene, training=training).collaboration
+        found = teams.make_team(config, "hint", scene, training=training).collaboration
         assert (len(found.topology.answers), found.is_sampled) == (num_answers, training)
     debate = small_config(places, "debate", **{"collaboration.actor_samples": 3})
     with pytest.raises(ValueError, match=r"team='debate' has no such; set 1, or a team of"):

@@ -18,7 +18,7 @@ from mas_jax.agents import chat
 from mas_jax.agents.oracle import Flaws
 from mas_jax.config import default_config
 from mas_jax.data.tokenizer import make_toy_tokenizer
-from mas_jax.learning import assembly
+from mas_jax.learning import scenes
 from mas_jax.learning.batch import agree_max, globalise, pack
 from mas_jax.learning.credit import Credited, credit
 from mas_jax.learning.toy_policy import scripted_episodes
@@ -365,7 +365,7 @@ def toy_episodes(team):
     """14 questions, 8 times each, 5 candidates, with the starting policy's flaws."""
     config = default_config()
     config.sampling.candidates = 5
-    scene = assembly.make_scene(config, make_toy_tokenizer())
+    scene = scenes.make_scene(config, make_toy_tokenizer())
     return scripted_episodes(
         config, team, scene, split="train", count=14, runs=8,
         flaws=Flaws(**config.pretrain.flaws),

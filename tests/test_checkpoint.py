@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mas_jax.learning.checkpoint import Checkpointer, check_config
+from mas_jax.learning.checkpoint import Checkpointer
 from mas_jax.learning.checkpoint_contents import DamagedCheckpoint, content_digest
 from mas_jax.model.sharding import make_mesh
 
@@ -546,27 +546,3 @@ def test_the_digest_sees_order_and_sign_of_zero_but_not_the_sharding():
     for devices in (1, 2, 4, 8):
         placed = jax.device_put(x, sharded(x, devices, rows=("fsdp",)).sharding)
         assert of(placed) == of(x)
-
-
-# configs
-
-
-def test_a_config_that_contradicts_lists_the_differing_keys_with_both_values():
-    saved = {"seed": 1, "optim": {"lr": 1e-4, "betas": [0.9, 0.99]}, "log": {"every": 5}, "old": {}}
-    same = {"seed": 1, "optim": {"lr": 1e-4, "betas": (0.9, 0.99)}, "log": {"every": 5}, "old": {}}
-    check_config(saved, same, free=())
-    wanted = {"seed": True, "optim": {"lr": 2e-4, "betas": [0.9, 0.99]}, "log": {"every": 9}}
-    with pytest.raises(ValueError) as error:
-        check_config(saved, wanted, free=("log", "lo"))
-    message = str(error.value)
-    assert "optim.lr: checkpoint 0.0001, now 0.0002" in message
-    assert "seed: checkpoint 1, now true" in message
-    assert "old: checkpoint {}, now absent" in message
-    assert "betas" not in message and "log" not in message
-    check_config(saved, wanted, free=("log.every", "optim", "seed", "old"))
-    newer = saved | {"later": {"key": 0}}
-    check_config(saved, newer, free=(), defaults={"later": {"key": 0}, "seed": 7})
-    with pytest.raises(ValueError, match=r"later\.key: checkpoint absent, now 0"):
-        check_config(saved, newer, free=(), defaults={"later": {"key": 1}})
-    with pytest.raises(ValueError, match=r"log\.every: checkpoint 5, now 9"):
-        check_config(saved, saved | {"log": {"every": 9}}, free=("lo", "log.eve"))

@@ -15,8 +15,8 @@ from mas_jax.agents.protocol_oracle import Oracle, local
 from mas_jax.agents.protocol_roles import Limits
 from mas_jax.agents.protocol_team import Desk
 from mas_jax.config_rules import validate
-from mas_jax.data.questions import of_step
-from mas_jax.learning import assembly, pipeline
+from mas_jax.data.questions import of_step, spread
+from mas_jax.learning import pipeline
 from mas_jax.metrics import read
 from mas_jax.model import hf
 
@@ -41,7 +41,7 @@ def records(start, tmp_path_factory):
     desk = Desk(
         local(Oracle(scene.world), Limits()), scene.retriever.search, "plain", is_alone=True
     )
-    chosen = assembly.spread(scene.questions["train"], 14)
+    chosen = spread(scene.questions["train"], 14)
     chosen += tuple(of_step(scene.training, seed=0, step=0, count=2, host=0, num_hosts=1))
     asyncio.run(build(chosen, [desk], path, concurrency=8, failure_frac=0.0))
     return path

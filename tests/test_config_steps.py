@@ -19,10 +19,11 @@ from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
 from mas_jax.config import default_config
 from mas_jax.config_rules import validate
-from mas_jax.learning import assembly, experience, pipeline
+from mas_jax.learning import experience, pipeline, policy_files, scenes, teams
 from mas_jax.metrics import read
 from mas_jax.model import hf, qwen3, sharding
 from mas_jax.model.hf_config import load_config
+from mas_jax.rewards.exact_match import exact_match_reward
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.engine_settings import EngineSettings
 from mas_jax.sampling.replicas import Replicas
@@ -76,8 +77,8 @@ def shrink(config, teacher):
 def shared():
     """Scene, engine and weights of all configs: shrunk, they have the same."""
     config = default_config()
-    directory = assembly.checkpoint_directory(config)
-    scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
+    directory = policy_files.checkpoint_directory(config)
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(directory))
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     shardings = qwen3.param_shardings(load_config(directory), mesh)
     model, params = hf.load(directory, dtype=jnp.float32, shardings=shardings)
@@ -132,12 +133,12 @@ def test_a_shrunk_config_takes_one_step(name, shared, tmp_path, request):
 @pytest.mark.skipif(not QWEN.is_dir(), reason="the Qwen3 tokenizer is not here")
 def test_the_script_plays_to_the_end_in_the_real_tokenizer():
     config = load("sft").get_config()
-    scene = assembly.make_scene(config, assembly.load_tokenizer(QWEN))
-    team = assembly.make_team(config, "cascade", scene, training=True)
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(QWEN))
+    team = teams.make_team(config, "cascade", scene, training=True)
     script = ScriptedSampler(scene.world, scene.chat, scene.prompts, Flaws())
     episodes = experience.collect(
         scene.world.questions["train"][:10], 1, team,
-        world=World(script.sample, scene.retriever.search, assembly.exact_match_reward),
+        world=World(script.sample, scene.retriever.search, exact_match_reward),
         run=Run(seed=0, purpose="train", step=0), limits=Limits(10, 0.0, 1),
     )  # fmt: skip
     assert [episode.reward for episode in episodes] == [1.0] * 10

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from mas_jax.config import default_config
-from mas_jax.learning import assembly, workdir
+from mas_jax.learning import policy_files, scenes, workdir
 
 COMMAND = [
     sys.executable, "launch/evaluate.py", "--config=configs/toy.py",
@@ -135,7 +135,7 @@ def test_teams_play_again_under_caps_beside_their_free_runs(evaluated, tmp_path)
     [
         ("--config.evaluation.num_rnus=3", 'Did you mean "num_runs"'),
         ("--config.evaluation.split=dev", "evaluation.split: 'dev'"),
-        # a process each: these rules are tested without one in test_config.py and test_scene.py
+        # a process each: these rules are tested without one in test_config.py and test_scenes.py
         pytest.param(
             "--config.evaluation.caps.tokens=(0,)",
             "caps.tokens=(0,) must each be at least 1",
@@ -180,12 +180,12 @@ def test_a_second_evaluation_into_a_directory_is_refused_while_the_first_one_run
 
 
 def test_the_shipped_policy_is_small_and_of_this_world():
-    directory = assembly.checkpoint_directory(default_config())
+    directory = policy_files.checkpoint_directory(default_config())
     assert sum(path.stat().st_size for path in directory.iterdir()) <= 5_000_000
     record = json.loads((directory / "pretrain.json").read_text())
     config = default_config()
-    scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(directory))
     assert record["world"] == scene.world.fingerprint
     assert record["tokenizer"] == scene.tokenizer.fingerprint
     assert record["pretrain"] == json.loads(config.pretrain.to_json_best_effort())
-    assembly.check_chat(scene.chat, directory)
+    policy_files.check_chat(scene.chat, directory)

@@ -15,7 +15,7 @@ from conftest import ROOT
 from small_runs import save_start, scene_of, small_config
 
 from mas_jax.agents.chat import hf_render
-from mas_jax.learning import assembly, pipeline
+from mas_jax.learning import pipeline, policy_files
 from mas_jax.learning.checkpoint import Checkpointer
 from mas_jax.learning.export import export
 from mas_jax.model import hf, qwen3
@@ -83,7 +83,7 @@ def test_tokenizer_and_chat_template_go_with_it(exported, start):
     assert theirs.encode(text, add_special_tokens=False) == scene.tokenizer.encode(text)
     rendered = hf_render(theirs)([{"role": "user", "content": text}])
     assert scene.chat.message("user", text) + scene.chat.answer == tuple(rendered)
-    assembly.check_chat(scene.chat, exported)
+    policy_files.check_chat(scene.chat, exported)
 
 
 def test_any_step_and_the_best_one_can_be_named(stage, start, tmp_path):

@@ -80,7 +80,7 @@ import sys
 from pathlib import Path
 import jax
 from rich.console import Console
-from mas_jax.learning import hosts, pipeline
+from mas_jax.learning import certificate, hosts, pipeline
 hosts.initialize()
 from small_runs import small_config, small_pipeline
 policy, place = Path(sys.argv[1]), Path(sys.argv[2])
@@ -91,7 +91,7 @@ with hosts.together():
         made = small_pipeline(config, place / name / own)  # what one sees of a shared directory
         try:
             pipeline.certify(made, policy, Console(width=200))
-        except pipeline.NotCertified as error:
+        except certificate.NotCertified as error:
             print(f"not certified: {error}")
 """
 

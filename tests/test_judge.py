@@ -31,7 +31,7 @@ from mas_jax.agents.setting import JudgeJob
 from mas_jax.data.world import make_world
 from mas_jax.data.world_facts import draw_parts
 from mas_jax.data.world_text import RELATIONS
-from mas_jax.learning import assembly, loop, pipeline
+from mas_jax.learning import judges, loop, pipeline
 from mas_jax.records import Judgement, SampleKey, WorldError
 from mas_jax.sampling.api import Client
 
@@ -315,17 +315,17 @@ def test_the_config_makes_its_judge_for_stages_that_ask(start, tmp_path):
     judge = pipeline.make_stage(made, "student").world.judge
     assert say(judge, job(question.text, right)) == want
     config.judge.update(dict(kind="oracle", accuracy=0.0))
-    assert say(assembly.make_judge(config, made.scene, start), job(question.text, right)) == 0.0
+    assert say(judges.make_judge(config, made.scene, start), job(question.text, right)) == 0.0
     with ChatServer([answer("<score>5</score>"), failure(500)]) as server:
         config.judge.update(
             dict(kind="api", base_url=server.url, model="m", cache=str(tmp_path / "answers"))
         )
-        judge = assembly.make_judge(config, made.scene, start)
+        judge = judges.make_judge(config, made.scene, start)
         assert [say(judge), say(judge)] == [0.5, 0.5]
         assert len(server.bodies) == 1  # the second is from the cache
     # "policy" has engines of its own, with the starting weights
     config.judge.update(dict(kind="policy", prompts="small", max_tokens=4))
-    assert say(assembly.make_judge(config, made.scene, start)) is None  # it babbles
+    assert say(judges.make_judge(config, made.scene, start)) is None  # it babbles
 
 
 def test_a_stage_with_a_judge_trains_and_counts_what_the_judge_did(start, tmp_path):

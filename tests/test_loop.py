@@ -18,7 +18,7 @@ from small_runs import (
 
 from mas_jax import metrics
 from mas_jax.agents.oracle import Flaws
-from mas_jax.learning import cost, export, loop, pipeline, workdir
+from mas_jax.learning import certificate, cost, export, loop, pipeline, workdir
 
 QUIET = Console(quiet=True)
 TEAM = (
@@ -50,7 +50,7 @@ def stopped(start, tmp_path_factory):
     """A workdir whose teacher was not certified, since it answers nothing, and the exception."""
     place = tmp_path_factory.mktemp("run")
     config = small_config(start, certify__ignore=False)
-    with pytest.raises(pipeline.NotCertified) as caught:
+    with pytest.raises(certificate.NotCertified) as caught:
         pipeline.run(small_pipeline(config, place), QUIET)
     return place, caught.value
 
@@ -125,7 +125,7 @@ def test_a_certificate_is_read_and_not_played_again(trained, start, tmp_path, ca
     pipeline.certify(made, trained[0] / "teacher/policy", console)
     assert "certified: teacher 50.0 against 20.0 untrained" in console.export_text()
     path.write_text(json.dumps({**values, "low": 0.0, "high": 0.4}))
-    with pytest.raises(pipeline.NotCertified, match=r"\+30\.0 \[0\.0, 40\.0\]"):
+    with pytest.raises(certificate.NotCertified, match=r"\+30\.0 \[0\.0, 40\.0\]"):
         pipeline.certify(made, trained[0] / "teacher/policy", console)
     config.certify.ignore = True
     pipeline.certify(made, trained[0] / "teacher/policy", console)

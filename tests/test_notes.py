@@ -13,8 +13,9 @@ from mas_jax.agents.setting import Run, World
 from mas_jax.config import default_config
 from mas_jax.config_rules import validate
 from mas_jax.data.tokenizer import make_toy_tokenizer
-from mas_jax.learning import assembly, study, toy_policy
+from mas_jax.learning import scenes, study, teams, toy_policy
 from mas_jax.learning.views import insert, opening_end
+from mas_jax.rewards.exact_match import exact_match_reward
 
 FLAWED = Flaws(
     stop_early=1.0, drop_word=0.5, misread=1.0, skip_search=1.0, from_memory=0.0, shortcut=0.0
@@ -25,14 +26,14 @@ FLAWED = Flaws(
 def scene():
     config = default_config()
     config.world.update(dict(train=70, held_out=14))
-    return assembly.make_scene(config, make_toy_tokenizer())
+    return scenes.make_scene(config, make_toy_tokenizer())
 
 
 def play(scene, questions, notes, flaws=FLAWED):
     config = default_config()
     sampler = ScriptedSampler(scene.world, scene.chat, scene.prompts, flaws)
-    world = World(sampler.sample, scene.retriever.search, assembly.exact_match_reward)
-    team = dataclasses.replace(assembly.make_team(config, "single", scene), notes=notes)
+    world = World(sampler.sample, scene.retriever.search, exact_match_reward)
+    team = dataclasses.replace(teams.make_team(config, "single", scene), notes=notes)
     jobs = [(question, 0) for question in questions]
 
     async def played():
@@ -132,7 +133,7 @@ def test_a_cell_of_the_study_gets_the_protocols_of_its_writer_once(tmp_path, wri
     config.world.update(dict(train=20, held_out=10, families=("nq_like", "2wiki_like")))
     lab = study.Lab(tmp_path, tmp_path / "results", None)
     path = study._protocols(config, writer, lab)
-    scene = assembly.make_scene(config, make_toy_tokenizer())
+    scene = scenes.make_scene(config, make_toy_tokenizer())
     questions = {q.uid: q for split in ("train", "test") for q in scene.questions[split]}
     found = read_protocols(path)
     assert {record["question"] for record in read(path)} == set(questions)

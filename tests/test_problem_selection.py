@@ -19,7 +19,7 @@ from mas_jax.agents.rollout import TooManyFailures
 from mas_jax.data import problems
 from mas_jax.evaluation import problem_selection
 from mas_jax.evaluation.problem_selection import Criteria, Records, check, in_order, select, write
-from mas_jax.learning import actors, assembly
+from mas_jax.learning import actors, policy_files
 from mas_jax.records import FailureKind, WorldError
 from mas_jax.rewards.math_answer import extract
 from mas_jax.sampling.api import Client
@@ -243,7 +243,7 @@ def test_a_policy_in_our_engine_draws_the_same_samples_again_and_others_for_anot
 
     first, second, again = asyncio.run(main())
     assert first == again != second
-    assert actor.identity["weights"] == assembly.weights_digest(tmp_path / "start")
+    assert actor.identity["weights"] == policy_files.weights_digest(tmp_path / "start")
     assert actor.identity["context"] == config.engine.context
 
 
@@ -260,7 +260,7 @@ def test_the_frozen_actor_of_a_config_is_who_is_asked(tmp_path):
         found.append(actors.local(config, DRAWING).identity)
     config.actor.engine.weights = "int8"
     found.append(actors.local(config, DRAWING).identity)
-    assert found[0] == found[1] and found[0]["weights"] == assembly.weights_digest(one)
+    assert found[0] == found[1] and found[0]["weights"] == policy_files.weights_digest(one)
     assert len({json.dumps(identity) for identity in found}) == 3
     assert found[0]["context"] == config.actor.engine.context
 

@@ -7,7 +7,7 @@ from shared_data import shared
 
 from mas_jax.data import problems
 from mas_jax.data.questions import write_jsonl
-from mas_jax.learning import assembly
+from mas_jax.learning import scenes
 from mas_jax.records import Problem
 
 LINE = {
@@ -70,7 +70,7 @@ def test_what_was_written_is_read_again(tmp_path):
 def test_a_config_reads_problems_where_it_reads_questions(tmp_path):
     path = tmp_path / "math_train.jsonl"
     write_jsonl(path, [LINE])
-    (found,) = assembly._read_questions(path, "train")
+    (found,) = scenes._read_questions(path, "train")
     assert isinstance(found, Problem) and found.level == 3
 
 

@@ -20,6 +20,7 @@ from mas_jax.data.questions import (
     read,
     read_jsonl,
     rewritten,
+    spread,
     write_jsonl,
 )
 from mas_jax.records import Question
@@ -289,3 +290,24 @@ def test_the_order_of_one_source_is_that_of_a_permutation_an_epoch():
     assert [Mixture((POOL,)).at(10 + i, seed=3).uid for i in range(10)] == [
         f"q{index}" for index in order
     ]
+
+
+def test_questions_are_spread_over_sets_as_evenly_as_they_allow():
+    def _count(sizes, count):
+        questions = tuple(
+            Question(f"{name}{i}", name, "q", ("a",)) for name, n in sizes.items() for i in range(n)
+        )
+        chosen = spread(questions, count)
+        kept = set(chosen)
+        assert [q for q in questions if q in kept] == list(chosen)
+        return [sum(q.dataset == name for q in chosen) for name in sizes]
+
+    panel = dict(
+        nq=813, triviaqa=813, popqa=813, hotpotqa=812, musique=812, wiki=812, bamboogle=125
+    )
+    assert _count(panel, 5000) == list(panel.values())
+    assert _count(dict(a=5, b=5), 4) == [2, 2]
+    assert sorted(_count(dict(a=5, b=5), 5)) == [2, 3]
+    assert _count(dict(a=1, b=9, c=3), 9) == [1, 5, 3]
+    assert _count(dict(a=5, b=5), 99) == [5, 5]
+    assert _count(dict(a=5, b=5, c=5), 1) == [1, 1, 1]

@@ -9,7 +9,7 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.agents.prompts import toy_prompt_words
 from mas_jax.config import default_config, role
 from mas_jax.data.tokenizer import make_toy_tokenizer
-from mas_jax.learning import assembly
+from mas_jax.learning import scenes
 from mas_jax.learning.credit import credit
 from mas_jax.learning.programme import make_programme
 from mas_jax.learning.toy_policy import flawed_traces, scripted_episodes
@@ -18,8 +18,8 @@ from mas_jax.retrieval.index import contents
 
 
 @functools.cache
-def make_scene() -> assembly.Scene:
-    return assembly.make_scene(default_config(), make_toy_tokenizer())
+def make_scene() -> scenes.Scene:
+    return scenes.make_scene(default_config(), make_toy_tokenizer())
 
 
 def play(name, flaws=None, count=70):

@@ -14,7 +14,7 @@ from mas_jax.agents.oracle import Flaws
 from mas_jax.config import default_config
 from mas_jax.data.tokenizer import make_toy_tokenizer
 from mas_jax.evaluation.taxonomy import Category, categorise, follow, grid, has_answer, role_of
-from mas_jax.learning import assembly
+from mas_jax.learning import scenes
 from mas_jax.learning.toy_policy import scripted_episodes
 from mas_jax.records import Passage, Question
 
@@ -328,8 +328,8 @@ def test_has_answer_is_a_run_of_words():
 
 
 @functools.cache
-def make_scene() -> assembly.Scene:
-    return assembly.make_scene(default_config(), make_toy_tokenizer())
+def make_scene() -> scenes.Scene:
+    return scenes.make_scene(default_config(), make_toy_tokenizer())
 
 
 def toy_categories(team, flaws, *, with_gold):

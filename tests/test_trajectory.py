@@ -19,8 +19,10 @@ from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
 from mas_jax.agents.trajectory import Replay, read_trajectories, written_out
 from mas_jax.config import default_config
-from mas_jax.learning import assembly, experience, players
+from mas_jax.data.questions import spread
+from mas_jax.learning import experience, players, policy_files, scenes
 from mas_jax.records import ROLES
+from mas_jax.rewards.exact_match import exact_match_reward
 
 QWEN = ROOT.parent / "shared" / "data" / "qwen3_tokenizer"
 FOUND = [
@@ -77,13 +79,13 @@ def files(scene, tmp_path_factory):
     for name, is_alone in (("team", False), ("alone", True)):
         found[name] = folder / f"{name}.jsonl"
         desks = [dataclasses.replace(desk, is_alone=is_alone)]
-        chosen = assembly.spread(scene.questions["train"], 28)
+        chosen = spread(scene.questions["train"], 28)
         asyncio.run(build(chosen, desks, found[name], concurrency=8, failure_frac=0.0))
     return found
 
 
 def played(scene, team, questions, sample):
-    world = World(sample, scene.retriever.search, assembly.exact_match_reward)
+    world = World(sample, scene.retriever.search, exact_match_reward)
     return experience.collect(
         questions, 1, team, world=world, run=Run(0, "train", 0), limits=RolloutLimits(8, 0.0, 1)
     )
@@ -131,7 +133,7 @@ def test_the_teams_trajectory_talks_and_searches_more_and_is_played_whole(scene,
 def test_it_is_played_to_the_end_in_the_real_prompts_and_tokenizer(files):
     config = load("mapd_compared").get_config("raw_trajectory_team")
     config.trajectories = str(files["team"])
-    real = assembly.make_scene(config, assembly.load_tokenizer(QWEN))
+    real = scenes.make_scene(config, policy_files.load_tokenizer(QWEN))
     made = players.make_players(config, config.stages.agent, real, None)
     episodes = played(real, made.team, made.questions.sources[0][-3:], made.sample)
     assert [episode.reward for episode in episodes] == [1.0] * 3

@@ -17,10 +17,11 @@ from mas_jax.agents.setting import Run, World
 from mas_jax.agents.tree import Shape
 from mas_jax.data.questions import of_step
 from mas_jax.evaluation import ledger
-from mas_jax.learning import assembly
+from mas_jax.learning import teams
 from mas_jax.learning.credit import credit
 from mas_jax.learning.experience import collect, describe
 from mas_jax.records import FailureKind, Sample, SearchFailure, WorldError
+from mas_jax.rewards.exact_match import exact_match_reward
 
 RUN = Run(seed=0, purpose="train", step=0)
 PAPER = Shape(trees=2, expansions=2, rounds=1)
@@ -321,7 +322,7 @@ def test_an_engine_prefills_less_for_a_tree_than_for_as_many_chains(tmp_path):
     start = small_runs.save_start(tmp_path / "start")
     scene = small_runs.scene_of(start)
     config = small_runs.small_config(start)
-    team = assembly.make_team(config, "single", scene, training=True)
+    team = teams.make_team(config, "single", scene, training=True)
     script = small_runs.Script(scene, chaotic=False)
     sent, prefilled = {}, {}
     for name, shape in (("chains", None), ("tree", Shape(1, 5, 1))):
@@ -334,7 +335,7 @@ def test_an_engine_prefills_less_for_a_tree_than_for_as_many_chains(tmp_path):
             await engine.sample(prompt, **request | {"max_tokens": 1})
             return await script.sample(prompt, **request)
 
-        world = World(sample, scene.retriever.search, assembly.exact_match_reward)
+        world = World(sample, scene.retriever.search, exact_match_reward)
         episodes = collect(
             scene.world.questions["train"][:2], 6, team, world=world, run=RUN, limits=PATIENT,
             shape=shape,

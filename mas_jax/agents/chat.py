@@ -119,17 +119,17 @@ class Chat:
 def make_chat(tokenizer: Tokenizer, template: ChatTemplate) -> Chat:
     """The ids of a template's pieces under a tokenizer."""
 
-    def ids(text: str) -> tuple[int, ...]:
+    def _ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode_template(text)) if text else ()
 
     return Chat(
         tokenizer=tokenizer,
         template=template,
-        start=ids(START),
-        end=ids(END),
-        after=ids(template.after),
-        answer=ids(f"{START}assistant{template.separator}"),
-        prefill=ids(template.prefill),
+        start=_ids(START),
+        end=_ids(END),
+        after=_ids(template.after),
+        answer=_ids(f"{START}assistant{template.separator}"),
+        prefill=_ids(template.prefill),
     )
 
 
@@ -265,14 +265,14 @@ def hf_render(tokenizer: object, *, thinking: bool | None = None) -> Render:
     """
     switches = {} if thinking is None else {"enable_thinking": thinking}
 
-    def render(messages: list[dict[str, str]]) -> list[int]:
+    def _render(messages: list[dict[str, str]]) -> list[int]:
         ids = tokenizer.apply_chat_template(
             messages, tokenize=True, add_generation_prompt=True, **switches
         )
         # transformers 5 returns a BatchEncoding where 4 returned the list
         return list(ids["input_ids"] if isinstance(ids, Mapping) else ids)
 
-    return render
+    return _render
 
 
 def check_template(tokenizer: Tokenizer, template: ChatTemplate, render: Render) -> None:

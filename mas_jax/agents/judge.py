@@ -59,11 +59,11 @@ def policy_judge(
     searches are left out of it, from the last, until it fits the context."""
     stop = Stop(chat.tokenizer.stop_ids, ("</score>",))
 
-    def fits(text: str) -> bool:
+    def _fits(text: str) -> bool:
         return len(Conversation(chat, text).prompt()) + max_tokens <= context
 
-    async def judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
-        text = written(job, prompt, fits)
+    async def _judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
+        text = written(job, prompt, _fits)
         asked = Conversation(chat, text).prompt()
         (said,) = await sample(
             asked, key=key, policy=policy, n=1, max_tokens=max_tokens,
@@ -73,7 +73,7 @@ def policy_judge(
         score = parse_score(chat.tokenizer.decode(tokens))
         return Judgement(job.path, score, len(asked), len(said.tokens))
 
-    return judge
+    return _judge
 
 
 def api_judge(
@@ -87,7 +87,7 @@ def api_judge(
     """An endpoint's score through `complete` of `sampling/api.py`, at temperature 0. A refusal is
     no score."""
 
-    async def judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
+    async def _judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
         text = written(job, prompt, lambda text: len(text) <= max_chars)
         said = await complete(
             [{"role": "user", "content": text}],
@@ -97,7 +97,7 @@ def api_judge(
         spent = (0, 0) if said.is_cached else (said.input_tokens, said.output_tokens)
         return Judgement(job.path, score, *spent)
 
-    return judge
+    return _judge
 
 
 def written(job: JudgeJob, prompt: str, fits: Callable[[str], bool]) -> str:
@@ -107,11 +107,11 @@ def written(job: JudgeJob, prompt: str, fits: Callable[[str], bool]) -> str:
         for number, (query, texts) in enumerate(job.searches, start=1)
     ]
 
-    def render(kept: list[str]) -> str:
+    def _render(kept: list[str]) -> str:
         values = vars(job) | {"searches": "\n".join(kept) or "-", "report": job.report or "-"}
         return fill(prompt, values)
 
-    return render(shortened(items, lambda kept: fits(render(kept)), _CUT))
+    return _render(shortened(items, lambda kept: fits(_render(kept)), _CUT))
 
 
 # --- the toy world's ------------------------------------------------------------------------------
@@ -131,12 +131,12 @@ def length_judge(world: World, *, accuracy: float, bias: float, full_words: int)
     full_words, at most 1. What is long is liked for that alone."""
     is_right = make_truth(world)
 
-    async def judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
+    async def _judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
         verdict = is_right(job.subtask, job.report) == (_uniform(key) < accuracy)
         length = min(len(job.report.split()) / full_words, 1.0)
         return Judgement(job.path, (1.0 - bias) * verdict + bias * length)
 
-    return judge
+    return _judge
 
 
 def make_truth(world: World) -> Callable[[str, str], bool]:
@@ -152,7 +152,7 @@ def make_truth(world: World) -> Callable[[str, str], bool]:
         for name in fact.subject.names
     }
 
-    def wanted(subtask: str) -> list[Fact]:
+    def _wanted(subtask: str) -> list[Fact]:
         """The fact of every hop; none if one of them is not known."""
         question = world.by_text.get(subtask)
         found: list[Fact] = []
@@ -164,18 +164,18 @@ def make_truth(world: World) -> Callable[[str, str], bool]:
             found.append(facts[parse_ask(ask)])
         return found
 
-    def states(sources: list[Passage], fact: Fact) -> bool:
+    def _states(sources: list[Passage], fact: Fact) -> bool:
         for source in sources:
             stated = parse_statement(fact.relation, source.text)
             if stated and stated[0] in fact.subject.names:
                 return stated[1] in fact.object.names
         return False
 
-    def is_right(subtask: str, report: str) -> bool:
-        sources, hops = sentences([report]), wanted(subtask)
-        return bool(hops) and all(states(sources, fact) for fact in hops)
+    def _is_right(subtask: str, report: str) -> bool:
+        sources, hops = sentences([report]), _wanted(subtask)
+        return bool(hops) and all(_states(sources, fact) for fact in hops)
 
-    return is_right
+    return _is_right
 
 
 def _uniform(key: SampleKey) -> float:

@@ -22,7 +22,7 @@ def policy_complete(
     tokenizer = chat.tokenizer
     stop = Stop(tokenizer.stop_ids)
 
-    async def complete(
+    async def _complete(
         messages: Sequence[Mapping[str, str]], *, temperature: float, max_tokens: int,
         model: str = "", top_p: float = 1.0, draw: int = 0,
     ) -> Said:  # fmt: skip
@@ -43,7 +43,7 @@ def policy_complete(
         finish_reason = "length" if is_cut else "stop"
         return Said(text, None, len(prompt), len(said.tokens), 0.0, finish_reason)
 
-    return complete
+    return _complete
 
 
 def prompt_of(messages: Sequence[Mapping[str, str]], chat: Chat) -> tuple[int, ...]:

@@ -193,13 +193,13 @@ class Player(Protocol):
 def local(oracle: Player, limits: Limits) -> Callable[..., Awaitable[Said]]:
     """The `complete` function of a desk at which a script sits; words count as tokens."""
 
-    async def complete(messages: Sequence[Mapping[str, str]], **_) -> Said:
+    async def _complete(messages: Sequence[Mapping[str, str]], **_) -> Said:
         payload = json.loads(messages[1]["content"])
         text = json.dumps(oracle.reply(role_of(messages, limits), payload))
         num_input = sum(len(message["content"].split()) for message in messages)
         return Said(text, None, num_input, len(text.split()), 0.0)
 
-    return complete
+    return _complete
 
 
 def uniform(payload: Mapping, style: str) -> float:

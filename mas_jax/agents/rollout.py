@@ -50,10 +50,10 @@ def play(
 ) -> AsyncIterator[Episode]:
     """Episodes of (question, rollout) jobs; order and errors as in `play_jobs`."""
 
-    async def play_one(question: Question, rollout: int) -> list[Episode]:
+    async def _play_one(question: Question, rollout: int) -> list[Episode]:
         return [await play_episode(question, rollout, team, world=world, run=run)]
 
-    return play_jobs(jobs, play_one, limits=limits)
+    return play_jobs(jobs, _play_one, limits=limits)
 
 
 async def play_jobs(
@@ -72,12 +72,12 @@ async def play_jobs(
     jobs = iter(jobs)
     finished: asyncio.Queue[Episode | asyncio.Task] = asyncio.Queue()
 
-    async def work() -> None:
+    async def _work() -> None:
         for job in jobs:  # shared by all workers: each is drawn once
             for episode in await play_one(*job):
                 finished.put_nowait(episode)
 
-    workers = [asyncio.ensure_future(work()) for _ in range(limits.concurrent)]
+    workers = [asyncio.ensure_future(_work()) for _ in range(limits.concurrent)]
     for worker in workers:
         worker.add_done_callback(finished.put_nowait)
     try:
@@ -144,7 +144,7 @@ def _reward_error(team: Team, correct: Sequence[float]) -> float | None:
 async def _judge(state: Play) -> tuple[Judgement, ...]:
     """The judgement of each finished subtask, asked for at once, in order of paths."""
 
-    async def score(job: JudgeJob) -> Judgement:
+    async def _score(job: JudgeJob) -> Judgement:
         key = SampleKey(
             **vars(state.run), question=state.question.uid, rollout=state.rollout,
             path=f"{job.path}/judge", turn=0,
@@ -155,7 +155,7 @@ async def _judge(state: Play) -> tuple[Judgement, ...]:
             logging.warning("%s of %s has no judgement: %s", job.path, state.question.uid, error)
             return Judgement(job.path, None)
 
-    return tuple(await run_all(score(job) for job in sorted(state.jobs, key=lambda j: j.path)))
+    return tuple(await run_all(_score(job) for job in sorted(state.jobs, key=lambda j: j.path)))
 
 
 def check_world(episodes: Sequence[Episode], limits: Limits) -> None:
@@ -198,43 +198,43 @@ def guarded(world: World) -> World:
     """The same functions, which raise WorldError alone: of their own, or of the kind whose function
     raised anything else or returned what it must not."""
 
-    async def sample(prompt: tuple[int, ...], **request: object) -> list[Sample]:
+    async def _sample(prompt: tuple[int, ...], **request: object) -> list[Sample]:
         return await _boundary(
             FailureKind.SAMPLER,
             lambda: world.sample(prompt, **request),
             lambda samples: _check_samples(samples, request["n"]),
         )
 
-    async def search(queries: list[str], k: int) -> list[list[Passage] | SearchFailure]:
+    async def _search(queries: list[str], k: int) -> list[list[Passage] | SearchFailure]:
         return await _boundary(
             FailureKind.RETRIEVER,
             lambda: world.search(queries, k),
             lambda results: _check_results(results, len(queries), k),
         )
 
-    async def reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
+    async def _reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
         return await _boundary(
             FailureKind.REWARD,
             lambda: world.reward(question, predictions),
             lambda values: _checked_rewards(values, len(predictions)),
         )
 
-    async def judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
+    async def _judge(job: JudgeJob, *, key: SampleKey) -> Judgement:
         return await _boundary(
             FailureKind.JUDGE,
             lambda: world.judge(job, key=key),
             lambda judgement: _check_judgement(judgement, job.path),
         )
 
-    async def complete(messages: Sequence[Mapping[str, str]], **request: object) -> Reply:
+    async def _complete(messages: Sequence[Mapping[str, str]], **request: object) -> Reply:
         return await _boundary(
             FailureKind.API, lambda: world.complete(messages, **request), lambda reply: reply
         )
 
     return World(
-        sample, search, reward,
-        judge=None if world.judge is None else judge,
-        complete=None if world.complete is None else complete,
+        _sample, _search, _reward,
+        judge=None if world.judge is None else _judge,
+        complete=None if world.complete is None else _complete,
     )  # fmt: skip
 
 

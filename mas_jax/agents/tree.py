@@ -91,11 +91,11 @@ def play(
             f"trees of the team {team.name!r}; only 'single' takes one turn after another"
         )
 
-    async def play_one(question: Question, tree: int) -> list[Episode]:
+    async def _play_one(question: Question, tree: int) -> list[Episode]:
         return await play_tree(question, tree, team, shape, world=world, run=run)
 
     places = max(1, limits.concurrent // max(1, shape.expansions))
-    return play_jobs(jobs, play_one, limits=replace(limits, concurrent=places))
+    return play_jobs(jobs, _play_one, limits=replace(limits, concurrent=places))
 
 
 async def play_tree(
@@ -107,19 +107,19 @@ async def play_tree(
     before went; not on which leaf finished first.
     """
 
-    async def grow(rollout: int, turn: int, tape: Tape) -> tuple[Episode, Tape]:
+    async def _grow(rollout: int, turn: int, tape: Tape) -> tuple[Episode, Tape]:
         own = Tape(world, tape.before(turn))
         episode = await play_episode(question, rollout, team, world=own.world, run=run)
         assert not own.strayed, "an agent does the same again when it is told the same"
         return replace(episode, tree=tree, shared_turns=turn), own
 
     first = tree * shape.leaves
-    leaves = [await grow(first, 0, Tape(world))]
+    leaves = [await _grow(first, 0, Tape(world))]
     for round_ in range(shape.rounds):
         of = (*vars(run).values(), question.uid, tree, round_)
         drawn = _draw(_nodes(leaves), shape.expansions, of=of)
         leaves += await run_all(
-            grow(first + number, turn, tape)
+            _grow(first + number, turn, tape)
             for number, (turn, tape) in enumerate(drawn, start=len(leaves))
         )
     return [episode for episode, _ in leaves]

@@ -30,9 +30,10 @@ from mas_jax.agents.setting import Run, World
 from mas_jax.benchmarks import retrieval, step
 from mas_jax.benchmarks.processes import apart
 from mas_jax.config import default_config
+from mas_jax.data.questions import spread
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, experience
 from mas_jax.learning import batch as packing
+from mas_jax.learning import experience, policy_files, samplers, scenes, teams
 from mas_jax.learning.credit import credit
 from mas_jax.learning.programme import make_programme
 from mas_jax.model import qwen3, scoring, sharding
@@ -40,6 +41,7 @@ from mas_jax.records import SampleKey, Stop
 from mas_jax.retrieval.exact_index import ExactShard
 from mas_jax.retrieval.index import IndexConfig
 from mas_jax.retrieval.scann_index import ScannShard
+from mas_jax.rewards.exact_match import exact_match_reward
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.engine_settings import EngineSettings
 
@@ -90,16 +92,16 @@ def episodes(sizes: Sequence[int], runs: int) -> list[Line]:
     """Episodes at once: the starting policy plays the hierarchy, then credit and packing."""
     jax.config.update("jax_num_cpu_devices", 2)
     config = default_config()
-    directory = assembly.checkpoint_directory(config)
-    scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
-    engines = assembly.make_engines(config, directory, scene.tokenizer)
-    team = assembly.make_team(config, "hierarchy", scene, training=True)
-    world = World(engines.sample, scene.retriever.search, assembly.exact_match_reward)
+    directory = policy_files.checkpoint_directory(config)
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(directory))
+    engines = samplers.make_engines(config, directory, scene.tokenizer)
+    team = teams.make_team(config, "hierarchy", scene, training=True)
+    world = World(engines.sample, scene.retriever.search, exact_match_reward)
     programme = make_programme(config.stages.student.programme.to_dict())
-    params, t = assembly.load_params(config, directory), config.train
+    params, t = samplers.load_params(config, directory), config.train
 
     def _once(count: int, number: int) -> tuple[float, float]:
-        questions = assembly.spread(scene.questions["train"], -(-count // GROUP))
+        questions = spread(scene.questions["train"], -(-count // GROUP))
         engines.set_params(params)
         start = time.perf_counter()
         found = experience.collect(

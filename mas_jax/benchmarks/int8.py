@@ -22,7 +22,7 @@ from rich.table import Table
 
 from mas_jax.benchmarks.rollout import hierarchy_workload
 from mas_jax.config import default_config
-from mas_jax.learning import assembly
+from mas_jax.learning import policy_files
 from mas_jax.learning.losses import importance_weights
 from mas_jax.model import hf, packaged, qwen3, scoring, sharding
 from mas_jax.records import Sample, SampleKey, Stop
@@ -52,7 +52,7 @@ class Case:
 def make_case(name: str) -> Case:
     """The case of a model, "toy" or "smollm2". Raises: FileNotFoundError without its weights."""
     if name == "toy":
-        directory = assembly.checkpoint_directory(default_config())
+        directory = policy_files.checkpoint_directory(default_config())
         work = hierarchy_workload(64)
         prompts = [request.prompt for episode in work for request in episode]
         settings = EngineSettings(
@@ -60,7 +60,7 @@ def make_case(name: str) -> Case:
         )
         return Case(name, directory, tuple(prompts[:256]), 48, 5, settings)
     directory = packaged.smollm2()
-    tokens = assembly.load_tokenizer(directory).encode(TEXT)
+    tokens = policy_files.load_tokenizer(directory).encode(TEXT)
     prompts = tuple(tuple(tokens[i:] + tokens[:i]) for i in range(0, 32))
     settings = EngineSettings(context=128, buckets=(128,), num_pages=600, decode_rows=32)
     return Case(name, directory, prompts, 64, 2, settings)

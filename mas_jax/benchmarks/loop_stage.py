@@ -13,10 +13,11 @@ from mas_jax.agents.setting import Run, Team, World
 from mas_jax.benchmarks.loop_workload import Recorder, Script, Waves
 from mas_jax.config import default_config
 from mas_jax.data.questions import of_step
-from mas_jax.learning import assembly, experience
+from mas_jax.learning import experience, policy_files, samplers, scenes, teams
 from mas_jax.records import Episode, Question
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import IndexConfig, Retriever, contents
+from mas_jax.rewards.exact_match import exact_match_reward
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Stage:
         search = self.retriever.search if waves is None else waves.watched(self.retriever.search)
         return experience.collect(
             self.questions, self.group, self.team,
-            world=World(sample, search, assembly.exact_match_reward), run=Run(0, "train", 0),
+            world=World(sample, search, exact_match_reward), run=Run(0, "train", 0),
             limits=rollout.Limits(**default_config().rollout),
         )  # fmt: skip
 
@@ -51,13 +52,13 @@ class Stage:
 def make(num_questions: int, group: int) -> Stage:
     """Stage II's first step with so many questions."""
     config = default_config()
-    tokenizer = assembly.load_tokenizer(assembly.checkpoint_directory(config))
-    scene = assembly.make_scene(config, tokenizer)
+    tokenizer = policy_files.load_tokenizer(policy_files.checkpoint_directory(config))
+    scene = scenes.make_scene(config, tokenizer)
     passages = scene.retriever.passages
     return Stage(
         tuple(of_step(scene.training, seed=0, step=0, count=num_questions, host=0, num_hosts=1)),
         group,
-        assembly.make_team(config, "hierarchy", scene, training=True),
+        teams.make_team(config, "hierarchy", scene, training=True),
         scene.retriever,
         HashedNgrams().encode_passages([contents(passage) for passage in passages]),
     )
@@ -66,8 +67,8 @@ def make(num_questions: int, group: int) -> Stage:
 def record(stage: Stage) -> Script:
     """What the starting policy says when it plays the stage."""
     config = default_config()
-    directory = assembly.checkpoint_directory(config)
-    engines = assembly.make_engines(config, directory, stage.team.chat.tokenizer)
+    directory = policy_files.checkpoint_directory(config)
+    engines = samplers.make_engines(config, directory, stage.team.chat.tokenizer)
     recorder = Recorder(engines.sample)
     stage.play(recorder.sample)
     return recorder.script

@@ -57,10 +57,11 @@ class _Unshared(PagePool):
     """A pool whose pages no two prompts share: prefix sharing switched off."""
 
     def find(self, digest: bytes) -> int | None:
+        """No page, whatever was published."""
         return None
 
     def publish(self, page: int, digest: bytes) -> None:
-        pass
+        """Tells nobody."""
 
 
 def _engines(config, params, settings, *, is_shared: bool):

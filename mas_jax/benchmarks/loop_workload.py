@@ -59,12 +59,12 @@ def scripted(
 ) -> Callable[..., Awaitable[list[Sample]]]:
     """A `sample` function that answers from the script once `generate` has made as many tokens."""
 
-    async def sample(prompt: tuple[int, ...], *, key: SampleKey, **knobs) -> list[Sample]:
+    async def _sample(prompt: tuple[int, ...], *, key: SampleKey, **knobs) -> list[Sample]:
         samples = script[name(key)]
         await generate((tuple(prompt), key, samples))
         return samples
 
-    return sample
+    return _sample
 
 
 async def nothing(request: Request) -> None:

@@ -64,10 +64,10 @@ def make_vectors(num_vectors: int, num_queries: int, *, seed: int) -> tuple[np.n
     basis_EE /= np.sqrt(np.sum(basis_EE**2))  # a draw has norm 1 on average
     num_subjects, num_pages = num_vectors // SUBJECT_SIZE + 1, num_vectors // PAGE_SIZE + 1
 
-    def draw(count: int) -> np.ndarray:
+    def _draw(count: int) -> np.ndarray:
         return rng.standard_normal((count, DIM), np.float32) @ basis_EE.T
 
-    topics, subjects, pages = draw(NUM_TOPICS), draw(num_subjects), draw(num_pages)
+    topics, subjects, pages = _draw(NUM_TOPICS), _draw(num_subjects), _draw(num_pages)
     popularity = 1 / np.arange(1, NUM_TOPICS + 1)
     topic_of = rng.choice(NUM_TOPICS, (2, num_subjects), p=popularity / popularity.sum())
     share = rng.uniform(0.5, 1, (num_subjects, 1)).astype(np.float32)  # of the first topic
@@ -76,15 +76,15 @@ def make_vectors(num_vectors: int, num_queries: int, *, seed: int) -> tuple[np.n
     subject_of_page = rng.integers(0, num_subjects, num_pages)
     pages = subjects[subject_of_page] + math.sqrt(PAGE) * pages
 
-    def members(count: int, noise: float) -> np.ndarray:
+    def _members(count: int, noise: float) -> np.ndarray:
         of_page = rng.integers(0, num_pages, count)
-        return _unit(pages[of_page] + math.sqrt(OWN + noise) * draw(count))
+        return _unit(pages[of_page] + math.sqrt(OWN + noise) * _draw(count))
 
     vectors_NE = np.empty((num_vectors, DIM), np.float32)
     for start in range(0, num_vectors, CHUNK):
         stop = min(start + CHUNK, num_vectors)
-        vectors_NE[start:stop] = members(stop - start, 0.0)
-    return vectors_NE, members(num_queries, QUERY_NOISE)
+        vectors_NE[start:stop] = _members(stop - start, 0.0)
+    return vectors_NE, _members(num_queries, QUERY_NOISE)
 
 
 def gaussians(num_vectors: int, *, seed: int) -> np.ndarray:

@@ -30,8 +30,10 @@ from mas_jax.agents.setting import Run, World
 from mas_jax.benchmarks import workload
 from mas_jax.benchmarks.processes import Worker
 from mas_jax.config import default_config
-from mas_jax.learning import assembly
+from mas_jax.data.questions import spread
+from mas_jax.learning import policy_files, samplers, scenes, teams
 from mas_jax.model import hf, qwen3
+from mas_jax.rewards.exact_match import exact_match_reward
 
 WORKERS = "mas_jax.benchmarks.rollout_workers"
 SETTINGS = dict(context=384, buckets=(128, 256, 384), num_pages=16384, page_size=8)
@@ -73,14 +75,14 @@ def equal_workload(vocab_size: int) -> workload.Workload:
 def hierarchy_workload(num_episodes: int) -> workload.Workload:
     """What the hierarchy asks of its engine while the starting policy plays training questions."""
     config = default_config()
-    directory = assembly.checkpoint_directory(config)
-    scene = assembly.make_scene(config, assembly.load_tokenizer(directory))
-    engines = assembly.make_engines(config, directory, scene.tokenizer)
+    directory = policy_files.checkpoint_directory(config)
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(directory))
+    engines = samplers.make_engines(config, directory, scene.tokenizer)
     recorder = workload.Recorder(engines.sample)
-    world = World(recorder.sample, scene.retriever.search, assembly.exact_match_reward)
-    questions = assembly.spread(scene.world.questions["train"], num_episodes // 4)
+    world = World(recorder.sample, scene.retriever.search, exact_match_reward)
+    questions = spread(scene.world.questions["train"], num_episodes // 4)
     jobs = [(question, index) for question in questions for index in range(4)]
-    team = assembly.make_team(config, "hierarchy", scene)
+    team = teams.make_team(config, "hierarchy", scene)
 
     async def _play() -> None:
         episodes = rollout.play(
@@ -95,7 +97,7 @@ def hierarchy_workload(num_episodes: int) -> workload.Workload:
 
 
 def _best_s(function: Callable, argument: jax.Array) -> float:
-    """Least seconds of ten calls of a compiled function."""
+    """Least seconds of ten calls of a compiled function; argument: of any shape."""
     seconds = []
     for _ in range(11):
         start = time.perf_counter()

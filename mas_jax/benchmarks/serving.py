@@ -97,14 +97,14 @@ async def ask_all(
     seconds = [0.0] * len(queries)
     waiting = iter(enumerate(queries))
 
-    async def work(search: Search) -> None:
+    async def _work(search: Search) -> None:
         for place, query in waiting:  # shared: each query is asked once
             started = time.perf_counter()
             (answers[place],) = await search([query], k)
             seconds[place] = time.perf_counter() - started
 
     started = time.perf_counter()
-    await asyncio.gather(*(work(search) for search in searches))
+    await asyncio.gather(*(_work(search) for search in searches))
     return answers, seconds, time.perf_counter() - started
 
 

@@ -175,6 +175,24 @@ def check_disjoint(questions: Mapping[str, Sequence[Question]]) -> None:
             )
 
 
+def spread(questions: tuple[Question, ...], count: int) -> tuple[Question, ...]:
+    """`count` questions, of each dataset as many as of the others or all it has: its first ones.
+
+    Numbers of datasets that have enough differ by at most one. All questions where there are no
+    more than `count`; at least one of each dataset.
+    """
+    by_dataset: dict[str, list[Question]] = {}
+    for question in questions:
+        by_dataset.setdefault(question.dataset, []).append(question)
+    shares, left = {}, count
+    smallest_first = sorted(by_dataset, key=lambda name: len(by_dataset[name]))
+    for number, name in enumerate(smallest_first):
+        even = -(-left // (len(by_dataset) - number))
+        shares[name] = max(1, min(len(by_dataset[name]), even))
+        left -= shares[name]
+    return tuple(q for name, group in by_dataset.items() for q in group[: shares[name]])
+
+
 @functools.lru_cache(maxsize=8)
 def _order(seed: tuple[int, ...], size: int) -> np.ndarray:
     """A permutation of `size` that depends on the seed alone."""

@@ -4,6 +4,7 @@ A record is a JSON value; see `learning/study.py` for who writes it. Dimensions:
 Must not know: how a run was made.
 """
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.statistics import COSTS
 
 Runs = Mapping[str, Mapping[int, Mapping]]  # cell -> training seed -> record
+Column = Callable[[Sequence[Mapping]], str]  # what a table says of a cell's records, one a seed
 # the caps that spare a cost: most tokens are those of passages that were searched for
 CAPS = {"searches": ("searches_",), "tokens": ("searches_", "tokens_")}
 
@@ -173,6 +175,40 @@ def trained_tokens(runs: Runs, record: Mapping, sources: Mapping[str, Sequence[s
     return sum(one["training"]["training_tokens"] for one in (record, *others))
 
 
+def average(records: Sequence[Mapping]) -> str:
+    """Mean accuracy of a cell's records, in points."""
+    return f"{fmean(100 * accuracy(record) for record in records):.1f}"
+
+
+def deviation(records: Sequence[Mapping]) -> str:
+    """Standard deviation of accuracy over the seeds, in points; "-" for one seed."""
+    averages = [100 * accuracy(record) for record in records]
+    return f"{np.std(averages, ddof=1):.1f}" if len(records) > 1 else "-"
+
+
+def update_tokens(records: Sequence[Mapping]) -> str:
+    """Mean tokens of a run's own updates."""
+    return f"{_mean(records, 'training', 'training_tokens'):,.0f}"
+
+
+def minutes(records: Sequence[Mapping]) -> str:
+    """Mean minutes of a run, of training and evaluation."""
+    seconds = [record["train_s"] + record["evaluation_accelerator_s"] for record in records]
+    return f"{fmean(seconds) / 60:.1f}"
+
+
+def column_grid(
+    runs: Runs, cells: Sequence[str], columns: Mapping[str, Column], *, title: str
+) -> Grid:
+    """A row a cell that was run: its name, how many seeds, and what each column says of them."""
+    rows = tuple(
+        (cell, str(len(runs[cell])), *(say(list(runs[cell].values())) for say in columns.values()))
+        for cell in cells
+        if runs.get(cell)
+    )
+    return Grid(title, ("cell", "seeds", *columns), rows, num_text=1)
+
+
 def cell_grid(
     runs: Runs, cells: Sequence[str], sources: Mapping[str, Sequence[str]], *,
     budgets: Mapping[str, float], title: str,
@@ -182,40 +218,30 @@ def cell_grid(
     sources: as in `trained_tokens`. budgets: a mean cost by kind, at which accuracy is shown too;
     in brackets how many seeds can be played at it, where not all can.
     """
-    header = (
-        "cell", "seeds", "avg@4", "sd", "pass@4", "4/4", "searches", "input", "output",
-        *(f"at {budget:g} {kind}" for kind, budget in budgets.items()),
-        "trained tokens", "with its teacher's", "minutes",
-    )  # fmt: skip
-    rows = []
-    for cell in cells:
-        records = list(runs.get(cell, {}).values())
-        if not records:
-            continue
-        averages = [100 * accuracy(record) for record in records]
-        free = ("plays", "free")
-        seconds = [r["train_s"] + r["evaluation_accelerator_s"] for r in records]
-        rows.append(
-            (
-                cell,
-                str(len(records)),
-                f"{fmean(averages):.1f}",
-                f"{np.std(averages, ddof=1):.1f}" if len(records) > 1 else "-",
-                f"{100 * _mean(records, *free, 'pass_at_k'):.1f}",
-                f"{100 * _mean(records, *free, 'all_at_k'):.1f}",
-                f"{_mean(records, *free, 'per_workflow', 'searches'):.2f}",
-                f"{_mean(records, *free, 'per_workflow', 'input_tokens'):.0f}",
-                f"{_mean(records, *free, 'per_workflow', 'output_tokens'):.0f}",
-                *(_at_budget(records, kind, budget) for kind, budget in budgets.items()),
-                f"{_mean(records, 'training', 'training_tokens'):,.0f}",
-                f"{fmean(trained_tokens(runs, record, sources) for record in records):,.0f}",
-                f"{fmean(seconds) / 60:.1f}",
-            )
-        )
-    return Grid(title, header, tuple(rows), num_text=1)
+    free = ("plays", "free")
+    workflow = (*free, "per_workflow")
+    columns = {
+        "avg@4": average,
+        "sd": deviation,
+        "pass@4": lambda records: f"{100 * _mean(records, *free, 'pass_at_k'):.1f}",
+        "4/4": lambda records: f"{100 * _mean(records, *free, 'all_at_k'):.1f}",
+        "searches": lambda records: f"{_mean(records, *workflow, 'searches'):.2f}",
+        "input": lambda records: f"{_mean(records, *workflow, 'input_tokens'):.0f}",
+        "output": lambda records: f"{_mean(records, *workflow, 'output_tokens'):.0f}",
+        **{
+            f"at {budget:g} {kind}": functools.partial(_at_budget, kind=kind, budget=budget)
+            for kind, budget in budgets.items()
+        },
+        "trained tokens": update_tokens,
+        "with its teacher's": lambda records: (
+            f"{fmean(trained_tokens(runs, record, sources) for record in records):,.0f}"
+        ),
+        "minutes": minutes,
+    }
+    return column_grid(runs, cells, columns, title=title)
 
 
-def _at_budget(records: Sequence[Mapping], kind: str, budget: float) -> str:
+def _at_budget(records: Sequence[Mapping], *, kind: str, budget: float) -> str:
     found = [at_spend(record, kind, budget) for record in records]
     known = [100 * macro(values) for values in found if values is not None]
     if not known:

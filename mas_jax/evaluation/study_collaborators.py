@@ -3,15 +3,13 @@
 Must not know: which cells there are, how a run was made.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-import numpy as np
-
+from mas_jax.evaluation import study
 from mas_jax.evaluation.report import Grid
-from mas_jax.evaluation.study import Runs, accuracy
-
-PARTIES = ("collaborator", "actor")
+from mas_jax.evaluation.study import Runs
 
 
 def tokens_of(record: Mapping, party: str) -> float:
@@ -35,29 +33,24 @@ def _num_episodes(play: Mapping) -> int:
 def grid(runs: Runs, cells: Sequence[str], *, title: str) -> Grid:
     """A row a cell that was run, means over its seeds: accuracy and its spread, tokens a problem of
     both parties, how often the answer was told, tokens of all updates, minutes."""
-    header = (
-        "cell", "seeds", "avg", "sd", "Collaborator", "Actor", "tokens", "told", "trained tokens",
-        "minutes",
-    )  # fmt: skip
-    rows = []
-    for cell in cells:
-        records = list(runs.get(cell, {}).values())
-        if not records:
-            continue
-        averages = [100 * accuracy(record) for record in records]
-        spent = [fmean(tokens_of(record, party) for record in records) for party in PARTIES]
-        told = [share for share in map(told_share, records) if share is not None]
-        seconds = [r["train_s"] + r["evaluation_accelerator_s"] for r in records]
-        rows.append(
-            (
-                cell,
-                str(len(records)),
-                f"{fmean(averages):.1f}",
-                f"{np.std(averages, ddof=1):.1f}" if len(records) > 1 else "-",
-                *(f"{tokens:.0f}" for tokens in (*spent, sum(spent))),
-                f"{100 * fmean(told):.1f}%" if told else "-",
-                f"{fmean(r['training']['training_tokens'] for r in records):,.0f}",
-                f"{fmean(seconds) / 60:.1f}",
-            )
-        )
-    return Grid(title, header, tuple(rows), num_text=1)
+    columns = {
+        "avg": study.average,
+        "sd": study.deviation,
+        "Collaborator": functools.partial(_tokens, parties=("collaborator",)),
+        "Actor": functools.partial(_tokens, parties=("actor",)),
+        "tokens": functools.partial(_tokens, parties=("collaborator", "actor")),
+        "told": _told,
+        "trained tokens": study.update_tokens,
+        "minutes": study.minutes,
+    }
+    return study.column_grid(runs, cells, columns, title=title)
+
+
+def _tokens(records: Sequence[Mapping], *, parties: Sequence[str]) -> str:
+    spent = (fmean(tokens_of(record, party) for record in records) for party in parties)
+    return f"{sum(spent):.0f}"
+
+
+def _told(records: Sequence[Mapping]) -> str:
+    told = [share for share in map(told_share, records) if share is not None]
+    return f"{100 * fmean(told):.1f}%" if told else "-"

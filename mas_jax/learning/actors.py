@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from mas_jax.agents.chat import Chat, Conversation
 from mas_jax.agents.prompts import fill
-from mas_jax.learning import assembly
+from mas_jax.learning import collaboration, policy_files, samplers
 from mas_jax.records import Problem, SampleKey, Stop
 from mas_jax.sampling.api import Client
 from mas_jax.sampling.engine_settings import EngineSettings
@@ -53,7 +53,7 @@ def remote(client: Client, model: str, drawing: Drawing, words: Words = SOLVE) -
     """A model of an endpoint. With the client's cache its samples repeat; a refusal is a solution
     without an answer."""
 
-    async def ask(problem: Problem, sample: int) -> str:
+    async def _ask(problem: Problem, sample: int) -> str:
         messages = [
             {"role": "system", "content": words.system},
             {"role": "user", "content": fill(words.user, {"question": problem.text})},
@@ -66,7 +66,7 @@ def remote(client: Client, model: str, drawing: Drawing, words: Words = SOLVE) -
 
     identity = _identity(drawing, words, base_url=client.endpoint.base_url, model=model)
     del identity["seed"]  # nothing that is sent depends on it
-    return Actor(identity, ask)
+    return Actor(identity, _ask)
 
 
 @dataclass(frozen=True)
@@ -84,20 +84,20 @@ class Local:
 def load_local(config: ConfigDict) -> Local:
     """The frozen Actor of a config whose `actor.kind` is "policy", else its model.
 
-    Raises: as `assembly.make_engines`; ValueError for a checkpoint whose chat template is another.
+    Raises: as `samplers.make_engines`; ValueError for a checkpoint whose chat template is another.
     """
     if config.actor.kind == "policy":
-        voice, engine, policy = config.actor, config.actor.engine, assembly.ACTOR_POLICY
-        directory, make = assembly.actor_directory(config), assembly.make_actor_engines
-        speak = assembly.actor_chat
+        voice, engine, policy = config.actor, config.actor.engine, collaboration.ACTOR_POLICY
+        directory, make = policy_files.actor_directory(config), samplers.make_actor_engines
+        speak = policy_files.actor_chat
     else:
         voice, engine, policy = config.model, config.engine, config.model.policy
-        directory, make = assembly.checkpoint_directory(config), assembly.make_engines
-        speak = assembly.policy_chat
-    tokenizer = assembly.load_tokenizer(directory)
+        directory, make = policy_files.checkpoint_directory(config), samplers.make_engines
+        speak = policy_files.policy_chat
+    tokenizer = policy_files.load_tokenizer(directory)
     chat = speak(config, tokenizer)
-    assembly.check_chat(chat, directory)
-    known = assembly.policy_identity(
+    policy_files.check_chat(chat, directory)
+    known = policy_files.policy_identity(
         directory, dtype=voice.dtype, settings=EngineSettings(**engine)
     )
     identity = {**known, "template": voice.template, "context": engine.context}
@@ -125,7 +125,7 @@ def sampled(
     answered with nothing."""
     stop = Stop(chat.tokenizer.stop_ids)
 
-    async def ask(problem: Problem, number: int) -> str:
+    async def _ask(problem: Problem, number: int) -> str:
         text = fill(words.user, {"question": problem.text})
         prompt = Conversation(chat, text, system=words.system).prompt()
         room = min(drawing.max_tokens, context - len(prompt))
@@ -139,7 +139,7 @@ def sampled(
         tokens = [token for token in said.tokens if token not in chat.tokenizer.stop_ids]
         return chat.tokenizer.decode(tokens)
 
-    return ask
+    return _ask
 
 
 def _identity(drawing: Drawing, words: Words, **names: str | int | list[str]) -> dict:

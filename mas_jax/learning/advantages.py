@@ -76,15 +76,15 @@ def group_relative(
     group_X = np.array([numbers.setdefault(key, len(numbers)) for key in groups_X], np.int64)
     present_X = ~np.isnan(rewards_X)
 
-    def add_up(x_X: np.ndarray) -> np.ndarray:
+    def _add_up(x_X: np.ndarray) -> np.ndarray:
         return np.bincount(group_X, np.where(present_X, x_X, 0.0), minlength=len(numbers))
 
-    counts_P, sizes_P = add_up(np.ones_like(rewards_X)), add_up(weights_X)
-    means_P = add_up(weights_X * rewards_X) / np.where(sizes_P > 0, sizes_P, 1.0)
+    counts_P, sizes_P = _add_up(np.ones_like(rewards_X)), _add_up(weights_X)
+    means_P = _add_up(weights_X * rewards_X) / np.where(sizes_P > 0, sizes_P, 1.0)
     centred_X = np.where(present_X, rewards_X - means_P[group_X], 0.0)
     degrees_P = sizes_P if scale == "population_std" else sizes_P - 1
     degrees_P = np.where(degrees_P > 0, degrees_P, 1.0)
-    std_P = np.sqrt(add_up(weights_X * centred_X**2) / degrees_P)
+    std_P = np.sqrt(_add_up(weights_X * centred_X**2) / degrees_P)
     is_constant_P = (std_P < eps) | (counts_P < 2)
     if scale == "none":
         divisor_P = np.ones_like(std_P)
@@ -123,15 +123,15 @@ def error_weights(
     numbers: dict[Hashable, int] = {}
     group_X = np.array([numbers.setdefault(key, len(numbers)) for key in groups_X], np.int64)
 
-    def mean_P(x_X: np.ndarray) -> np.ndarray:
+    def _mean_P(x_X: np.ndarray) -> np.ndarray:
         return np.bincount(group_X, x_X) / np.bincount(group_X)
 
     counts_P = np.bincount(group_X)
-    squares_P = mean_P((rewards_X - mean_P(rewards_X)[group_X]) ** 2)
+    squares_P = _mean_P((rewards_X - _mean_P(rewards_X)[group_X]) ** 2)
     variances_P = squares_P * counts_P / np.maximum(counts_P - 1, 1)
-    true_P = np.maximum(variances_P - mean_P(errors_X**2), 0.0)
+    true_P = np.maximum(variances_P - _mean_P(errors_X**2), 0.0)
     precisions_X = 1 / (errors_X**2 + true_P[group_X])
-    return precisions_X / mean_P(precisions_X)[group_X]
+    return precisions_X / _mean_P(precisions_X)[group_X]
 
 
 def tree_relative(
@@ -283,7 +283,7 @@ def gae(
     """
     rewards_BT, values_BT = jax.lax.stop_gradient(masked(mask_BT, rewards_BT, values_BT))
 
-    def step(later, token):
+    def _step(later, token):
         segment_B, next_value_B, next_advantage_B = later
         reward_B, value_B, owned_B, own_segment_B = token
         # selected, not multiplied by 0: a NaN of the trace behind must not cross
@@ -303,7 +303,7 @@ def gae(
     tokens = [x_BT.T for x_BT in (rewards_BT, values_BT, mask_BT, segment_ids_BT)]
     nothing_B = jnp.zeros_like(rewards_BT[:, 0])
     start = (segment_ids_BT[:, -1], nothing_B, nothing_B)
-    _, advantages_TB = jax.lax.scan(step, start, tokens, reverse=True)
+    _, advantages_TB = jax.lax.scan(_step, start, tokens, reverse=True)
     return advantages_TB.T, advantages_TB.T + values_BT
 
 

@@ -6,7 +6,6 @@ damaged afterwards is noticed (checkpoint_contents.py) and the one before it is 
 Must not know: models, losses, data; the caller's metadata hold the config and the data position.
 """
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -238,46 +237,3 @@ def _best_step(values: Mapping[int, float]) -> int | None:
 def _listed(damage: Mapping[int, BaseException]) -> str:
     """`step 40 (why), step 30 (why)`."""
     return ", ".join(f"step {step} ({error})" for step, error in damage.items())
-
-
-def _flat(document: Any, prefix: str = "") -> dict[str, Any]:
-    """Entries of nested dicts by dotted key; an empty dict is an entry itself."""
-    if not isinstance(document, dict) or not document:
-        return {prefix: document}
-    flat: dict[str, Any] = {}
-    for key, inner in document.items():
-        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
-    return flat
-
-
-def check_config(
-    saved: Mapping[str, Any],
-    wanted: Mapping[str, Any],
-    *,
-    free: tuple[str, ...],
-    defaults: Mapping[str, Any] | None = None,
-) -> None:
-    """Compare a checkpoint's config with the one to continue under, both as JSON sees them.
-
-    `free`: dotted keys that may differ, each with everything below it. `defaults`: what a key meant
-    before there was one, so that runs begun without it go on.
-    Raises: ValueError that lists every other differing key with both values.
-    """
-    old, new, meant = (
-        {
-            key: json.dumps(value, sort_keys=True)
-            for key, value in _flat(json.loads(json.dumps(config))).items()
-        }
-        for config in (saved, wanted, defaults or {})
-    )
-    differing = [
-        f"{key}: checkpoint {old.get(key, 'absent')}, now {new.get(key, 'absent')}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key, meant.get(key)) != new.get(key)
-        and not any(key == name or key.startswith(f"{name}.") for name in free)
-    ]
-    if differing:
-        raise ValueError(
-            f"the config contradicts the checkpoint: {'; '.join(differing)}; "
-            "use the checkpoint's values or another workdir"
-        )

@@ -50,7 +50,7 @@ def _words(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def content_digest(x: jax.Array) -> jax.Array:
-    """Digest [2] uint32 of the contents of one array, the same for every sharding of it.
+    """Digest [2] uint32 of the contents of one array of any shape, the same for every sharding.
 
     Each lane is the sum mod 2^32, over all words, of mix(word ^ mix(position + seed)). Integer sums
     are exact in any order, so the result does not depend on how the array is split over devices or
@@ -75,14 +75,15 @@ def content_digest(x: jax.Array) -> jax.Array:
 
 
 def _add_each(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
+    """Lane by lane a + b mod 2^32; uint32 of any shape, alike in all."""
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
 def _digests(leaves: Mapping[str, jax.Array]) -> dict[str, str]:
     """Digest of every leaf as 16 hexadecimal digits; all are dispatched before any is awaited.
 
-    Of several processes in one program: some that each reduce over all of them, one behind the
-    other, were seen to block for good on CPUs.
+    leaves: of any shape. Of several processes in one program: some that each reduce over all of
+    them, one behind the other, were seen to block for good on CPUs.
     """
     if jax.process_count() > 1:
         lanes = jax.device_get(_all_lanes(dict(leaves)))
@@ -93,6 +94,7 @@ def _digests(leaves: Mapping[str, jax.Array]) -> dict[str, str]:
 
 @jax.jit
 def _all_lanes(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """`content_digest` of every leaf, of any shape, in one program."""
     return {name: content_digest(x) for name, x in leaves.items()}
 
 

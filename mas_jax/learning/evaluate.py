@@ -20,6 +20,7 @@ from mas_jax.agents.prompts import load_stepwise
 from mas_jax.agents.setting import Run
 from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.config_rules import validate
+from mas_jax.data.questions import spread
 from mas_jax.evaluation import (
     published,
     records_file,
@@ -28,7 +29,16 @@ from mas_jax.evaluation.records_file import Plan
 from mas_jax.evaluation.run import Job, Play, evaluate
 from mas_jax.evaluation.statistics import EpisodeScore, score_episode
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, collaboration, evaluation_report, hosts, systems
+from mas_jax.learning import (
+    collaboration,
+    evaluation_report,
+    hosts,
+    policy_files,
+    samplers,
+    scenes,
+    systems,
+    teams,
+)
 from mas_jax.learning.privileged import digest, read_texts
 from mas_jax.learning.systems import Prepared, Results, System
 from mas_jax.learning.workdir import only_run
@@ -41,13 +51,13 @@ _ENGINE_KEYS = ("dtype", "calls", "buckets", "page_size", "prefill_blocks", "dec
 
 
 def _settings(
-    config: ConfigDict, system: System, scene: assembly.Scene, notes: Mapping[str, str]
+    config: ConfigDict, system: System, scene: scenes.Scene, notes: Mapping[str, str]
 ) -> dict:
     """What a system's episodes depend on, as JSON values: a resume with other values is refused."""
     model = config.model.to_dict()
     del model["checkpoint"], model["stepwise"]
     values = {
-        "weights": assembly.weights_digest(system.directory),
+        "weights": policy_files.weights_digest(system.directory),
         **scene.identity,
         "tokenizer": scene.tokenizer.fingerprint,
         "prompts": dataclasses.asdict(scene.prompts),
@@ -64,13 +74,14 @@ def _settings(
     if system.team in TOPOLOGIES:
         values |= collaboration.settings(config, system.team)
         if config.actor.kind == "policy":
-            values["actor_weights"] = assembly.weights_digest(assembly.actor_directory(config))
+            actor = policy_files.actor_directory(config)
+            values["actor_weights"] = policy_files.weights_digest(actor)
     else:
         values["budgets"] = config.budgets[system.team].to_dict()
     return json.loads(json.dumps(values))  # tuples as the records will hold them
 
 
-def _notes(config: ConfigDict, scene: assembly.Scene) -> dict[str, str]:
+def _notes(config: ConfigDict, scene: scenes.Scene) -> dict[str, str]:
     """What teams read behind each question: the texts of `privileged`, if they are to."""
     if not config.evaluation.privileged:
         return {}
@@ -79,11 +90,11 @@ def _notes(config: ConfigDict, scene: assembly.Scene) -> dict[str, str]:
 
 
 def _make_plan(
-    config: ConfigDict, system: System, scene: assembly.Scene, notes: Mapping[str, str]
+    config: ConfigDict, system: System, scene: scenes.Scene, notes: Mapping[str, str]
 ) -> Plan:
     """The questions of the config's split, the same number of each dataset, for a system."""
     e = config.evaluation
-    questions = assembly.spread(scene.questions[e.split], e.num_questions)
+    questions = spread(scene.questions[e.split], e.num_questions)
     settings = _settings(systems.as_played(config, system), system, scene, notes)
     return Plan(system.team, questions, e.num_runs, settings, system.name)
 
@@ -95,19 +106,19 @@ def prepare(config: ConfigDict, workdir: Path) -> Prepared:
     evaluation; FileNotFoundError for a missing file.
     """
     validate(config)
-    directory = assembly.checkpoint_directory(config)
-    tokenizer = assembly.load_tokenizer(directory)
-    scene = assembly.make_scene(config, tokenizer)
-    assembly.check_chat(scene.chat, directory)
+    directory = policy_files.checkpoint_directory(config)
+    tokenizer = policy_files.load_tokenizer(directory)
+    scene = scenes.make_scene(config, tokenizer)
+    policy_files.check_chat(scene.chat, directory)
     for name in config.evaluation.teams:  # what its prompts lack is said now
-        assembly.make_team(config, name, scene)
-    engines = assembly.make_policies(config, directory, tokenizer)
+        teams.make_team(config, name, scene)
+    engines = samplers.make_policies(config, directory, tokenizer)
     named = [System(name, name, directory) for name in config.evaluation.teams]
     return prepare_systems(config, workdir, named, scene, engines)
 
 
 def prepare_systems(
-    config: ConfigDict, workdir: Path, named: Sequence[System], scene: assembly.Scene,
+    config: ConfigDict, workdir: Path, named: Sequence[System], scene: scenes.Scene,
     engines: Replicas | Policies,
 ) -> Prepared:  # fmt: skip
     """An evaluation of these systems, and of their variants, on the config's split.
@@ -134,33 +145,33 @@ def prepare_systems(
 def _player(prepared: Prepared, system: System) -> Play:
     """The `play` function of `evaluation.run.evaluate` for a system, whose weights it loads."""
     config, scene, engines = prepared.config, prepared.scene, prepared.engines
-    world = assembly.make_play_world(scene, engines)
-    team = assembly.make_team(systems.as_played(config, system), system.team, scene)
+    world = teams.make_play_world(scene, engines)
+    team = teams.make_team(systems.as_played(config, system), system.team, scene)
     team = dataclasses.replace(team, notes=prepared.notes)
     run = Run(seed=config.seed, purpose="eval", step=0)
     limits = rollout.Limits(**config.rollout)
 
     def _play(jobs: Sequence[Job]) -> AsyncIterator[Episode]:
-        engines.set_params(assembly.load_params(config, system.directory))
+        engines.set_params(samplers.load_params(config, system.directory))
         return rollout.play(jobs, team, world=world, run=run, limits=limits)
 
     return _play
 
 
 def play_now(
-    config: ConfigDict, scene: assembly.Scene, engines: Replicas | Policies, team_name: str,
+    config: ConfigDict, scene: scenes.Scene, engines: Replicas | Policies, team_name: str,
     *, num_questions: int, num_runs: int, step: int,
 ) -> tuple[Plan, list[EpisodeScore]]:  # fmt: skip
     """Plays validation questions with the weights that the engines hold; nothing is recorded.
 
     Every host plays its share of the questions, and has the scores of all. A collective.
     """
-    questions = assembly.spread(scene.questions["validation"], num_questions)
+    questions = spread(scene.questions["validation"], num_questions)
     plan = Plan(team_name, questions, num_runs, {})
     share = questions[jax.process_index() :: jax.process_count()]
     jobs = [(question, index) for question in share for index in range(num_runs)]
-    world = assembly.make_play_world(scene, engines)
-    team = assembly.make_team(config, team_name, scene)
+    world = teams.make_play_world(scene, engines)
+    team = teams.make_team(config, team_name, scene)
     run = Run(seed=config.seed, purpose="eval", step=step)
     limits = rollout.Limits(**config.rollout)
 

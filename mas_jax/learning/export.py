@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from mas_jax.learning import assembly
+from mas_jax.learning import policy_files
 from mas_jax.learning.checkpoint import Checkpointer
 from mas_jax.learning.checkpoint_contents import DamagedCheckpoint
 from mas_jax.model import hf, qwen3
@@ -91,7 +91,7 @@ def _steps(
 def _read(checkpoints: Checkpointer, step: int) -> tuple[qwen3.Params, Path]:
     """Parameters of a checkpoint, in their own dtype on the host, and where they departed from."""
     index: dict[str, Any] = checkpoints.index(step)
-    start_directory = assembly.checkpoint_directory(ConfigDict(index["meta"]["config"]))
+    start_directory = policy_files.checkpoint_directory(ConfigDict(index["meta"]["config"]))
     dtype = jnp.dtype(index["leaves"]["params.embed"]["dtype"])
     at = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
     shapes = jax.tree.map(

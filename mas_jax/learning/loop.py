@@ -6,7 +6,6 @@ Must not know: config files, other stages.
 """
 
 import dataclasses
-import json
 import logging
 import signal
 import time
@@ -25,12 +24,12 @@ from mas_jax import metrics
 from mas_jax.agents.rollout import Limits
 from mas_jax.agents.setting import Run, Team, World
 from mas_jax.agents.tree import Shape
-from mas_jax.config import default_config
 from mas_jax.data.questions import Mixture, of_step
 from mas_jax.learning import batch as packing
 from mas_jax.learning import cost, experience, hosts, kept_episodes, monitors, update
 from mas_jax.learning.alarms import Alarms, AlarmSettings
-from mas_jax.learning.checkpoint import Checkpointer, check_config
+from mas_jax.learning.checkpoint import Checkpointer
+from mas_jax.learning.continuation import check_unchanged
 from mas_jax.learning.credit import credit, over_hosts
 from mas_jax.learning.objective import Forward
 from mas_jax.learning.privileged import Privilege, describe
@@ -54,20 +53,6 @@ SHOWN = {  # on the console
     "update/loss": "loss",
     "time/step_s": "s a step",
 }
-# what may differ between a checkpoint and the run that continues it; meshes and rows change only
-# roundings, an Actor's how it is asked, where it is served, and where its answers are kept
-FREE = (
-    "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints", "certify.ignore",
-    "mesh", "train.mesh", "train.micro_rows",
-    "actor.timeout_s", "actor.retries", "actor.concurrency", "actor.cache", "actor.remember",
-    "actor.key_variable", "actor.base_url", "actor.price", "actor.max_cost",
-)  # fmt: skip
-
-
-def check_unchanged(saved: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Whether a run with the config `saved` may go on with `config`. Raises: as `check_config`."""
-    defaults = json.loads(default_config().to_json_best_effort())
-    check_config(saved, config, free=FREE, defaults=defaults)
 
 
 @dataclass(frozen=True)
@@ -179,16 +164,6 @@ def _stop_on_sigterm():
 
 class Interrupted(Exception):
     """SIGTERM came; the state is saved and the same command goes on."""
-
-
-def distilled(programme: Programme) -> tuple[str, ...]:
-    """Roles with a distillation stream."""
-    return tuple(role for role, row in programme.items() if row.distils)
-
-
-def privileged_roles(programme: Programme) -> tuple[str, ...]:
-    """Roles whose teacher reads more than they do."""
-    return tuple(role for role, row in programme.items() if row.learns and row.is_viewed)
 
 
 def train(stage: Stage, workdir: Path, console: Console) -> qwen3.Params:

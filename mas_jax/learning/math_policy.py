@@ -25,7 +25,15 @@ from mas_jax.agents.prompts import load_prompts
 from mas_jax.agents.setting import Run, Sampling, World
 from mas_jax.agents.topology import ACTOR, COLLABORATOR
 from mas_jax.data.arithmetic import draw_problems, make_arithmetic, make_arithmetic_tokenizer
-from mas_jax.learning import assembly, collaboration, experience, toy_policy
+from mas_jax.learning import (
+    collaboration,
+    experience,
+    policy_files,
+    samplers,
+    scenes,
+    teams,
+    toy_policy,
+)
 from mas_jax.learning.pretrain import PretrainSettings
 from mas_jax.model import hf, qwen3
 from mas_jax.records import Episode, Question, Sample, Trace
@@ -51,7 +59,7 @@ def scripted_episodes(
     )  # fmt: skip
     flaws = {team.policies[role]: MathFlaws(**p[role]) for role in POLICIES}
     script = MathScript(chat, flaws)
-    world = World(script.sample, assembly.NoRetriever().search, collaboration.INTEGERS.reward)
+    world = World(script.sample, scenes.NoRetriever().search, collaboration.INTEGERS.reward)
     run = Run(seed=p.seed, purpose="train", step=0)
     limits = rollout.Limits(**config.rollout)
 
@@ -128,9 +136,9 @@ def measure(config: ConfigDict, out: Path) -> dict[str, float]:
     start = directory_of(out, COLLABORATOR)
     config.model.checkpoint = str(start)
     config.actor.checkpoint = str(directory_of(out, ACTOR))
-    tokenizer = assembly.load_tokenizer(start)
-    scene = assembly.make_scene(config, tokenizer)
-    policies = assembly.make_policies(config, start, tokenizer)
+    tokenizer = policy_files.load_tokenizer(start)
+    scene = scenes.make_scene(config, tokenizer)
+    policies = samplers.make_policies(config, start, tokenizer)
     return {
         "alone": _accuracy(config, scene, policies, "actor", MathFlaws()),
         "right steps": _accuracy(config, scene, policies, "hint", MathFlaws()),
@@ -139,7 +147,7 @@ def measure(config: ConfigDict, out: Path) -> dict[str, float]:
 
 
 def _accuracy(
-    config: ConfigDict, scene: assembly.Scene, policies: Policies, team: str, flaws: MathFlaws
+    config: ConfigDict, scene: scenes.Scene, policies: Policies, team: str, flaws: MathFlaws
 ) -> float:
     """Of a team whose Collaborator is a player with these flaws."""
     script = MathScript(scene.chat, {config.model.policy: flaws})
@@ -149,8 +157,8 @@ def _accuracy(
         return await by(prompt, policy=policy, **knobs)
 
     episodes = experience.collect(
-        scene.questions["validation"], 1, assembly.make_team(config, team, scene),
-        world=dataclasses.replace(assembly.make_play_world(scene, policies), sample=_sample),
+        scene.questions["validation"], 1, teams.make_team(config, team, scene),
+        world=dataclasses.replace(teams.make_play_world(scene, policies), sample=_sample),
         run=Run(seed=0, purpose="eval", step=0), limits=rollout.Limits(**config.rollout),
     )  # fmt: skip
     return experience.describe(episodes)["rollout/em"]

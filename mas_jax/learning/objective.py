@@ -74,7 +74,10 @@ class Tokens(NamedTuple):
 
 
 def learned(weights: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Tokens of any stream that have a predecessor in their segment, bool, [..., B, T]."""
+    """Tokens of any stream that have a predecessor in their segment.
+
+    weights (f32), segment_ids (int32) and the result (bool) are of one shape, [..., B, T].
+    """
     return (weights != 0) & logprobs.predictable(segment_ids)
 
 
@@ -115,7 +118,8 @@ def token_counts(
     """What divides each role's streams, from `own_counts`: the "policy" stream, divergences in a
     "view", and "all" others.
 
-    With aggregation "all_tokens" a role counts the tokens of every role that learns.
+    With aggregation "all_tokens" a role counts the tokens of every role that learns. All counts are
+    f32 scalars, of shape [].
     """
     every = {
         name: sum(own[role][name] for role, row in programme.items() if row.learns)
@@ -297,8 +301,9 @@ def objective(  # eight: the three things that vary, and what they are read with
 ) -> tuple[jax.Array, losses.Metrics]:  # fmt: skip
     """One micro-batch's part of the loss, divided by the global counts already, and metrics.
 
-    batch, scores: slices without their first axis. counts: `token_counts` of the whole batch.
-    role_weights: a factor for each role, beside its row's. Metrics: (sum, count) by "role/name".
+    batch, scores: slices [B, T], and [B, S] of a view, without their first axis. counts:
+    `token_counts` of the whole batch. role_weights: a factor for each role, beside its row's.
+    These, the loss and metrics, (sum, count) by "role/name", are scalars.
     """
     tokens = _tokens(params, programme, forward, batch, scores, exact)
     total, metrics = jnp.float32(0.0), {}

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -24,19 +23,41 @@ from mas_jax.agents.rollout import Limits
 from mas_jax.agents.tree import Shape
 from mas_jax.config_rules import check_correction, validate
 from mas_jax.data.questions import check_disjoint
-from mas_jax.evaluation import bootstrap, ledger, report
+from mas_jax.evaluation import ledger, report
 from mas_jax.evaluation.statistics import accuracy_by_dataset, macro_average
 from mas_jax.files import write_json
-from mas_jax.learning import assembly, cost, evaluate, hosts, loop, players, privileged, revision
+from mas_jax.learning import (
+    certificate,
+    cost,
+    evaluate,
+    hosts,
+    judges,
+    loop,
+    players,
+    policy_files,
+    privileged,
+    revision,
+    samplers,
+    scenes,
+    teams,
+    training_mesh,
+)
 from mas_jax.learning.alarms import AlarmSettings
+from mas_jax.learning.continuation import check_unchanged
 from mas_jax.learning.export import save_policy
 from mas_jax.learning.objective import Forward
 from mas_jax.learning.privileged import Privilege
-from mas_jax.learning.programme import TEACHER, Programme, make_programme
+from mas_jax.learning.programme import (
+    TEACHER,
+    Programme,
+    distilled,
+    make_programme,
+    privileged_roles,
+)
 from mas_jax.learning.teachers import Teacher, check_voices, voice
 from mas_jax.learning.update import OptimizerSettings
 from mas_jax.learning.workdir import only_run
-from mas_jax.model import hf, qwen3, sharding
+from mas_jax.model import qwen3
 from mas_jax.model.hf_config import load_config
 from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
@@ -55,7 +76,7 @@ class Pipeline:
     config: ConfigDict
     workdir: Path
     start_directory: Path
-    scene: assembly.Scene
+    scene: scenes.Scene
     engines: Replicas | Policies
     mesh: jax.sharding.Mesh
     model: qwen3.ModelConfig
@@ -79,16 +100,16 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
     for name in config.train.stages:
         make_programme(config.stages[name].programme.to_dict())
     _check_workdir(config, workdir)
-    directory = assembly.checkpoint_directory(config)
-    tokenizer = assembly.load_tokenizer(directory)
-    scene = assembly.make_scene(config, tokenizer)
+    directory = policy_files.checkpoint_directory(config)
+    tokenizer = policy_files.load_tokenizer(directory)
+    scene = scenes.make_scene(config, tokenizer)
     if scene.world is None:
         check_disjoint(scene.questions)
     for name in config.train.stages:  # what its prompts lack is said now
-        assembly.make_team(config, config.stages[name].team, scene, training=True)
-    assembly.check_chat(scene.chat, directory)
+        teams.make_team(config, config.stages[name].team, scene, training=True)
+    policy_files.check_chat(scene.chat, directory)
     _check_teacher(config, scene)
-    mesh = sharding.make_mesh(**config.train.mesh, devices=_training_devices(config))
+    mesh = training_mesh.make(config)
     hosts.introduce(mesh)
     model = dataclasses.replace(load_config(directory), value_head=config.train.value_head)
     return Pipeline(
@@ -96,65 +117,24 @@ def prepare(config: ConfigDict, workdir: Path, *, keep_episodes: bool = False) -
         workdir=workdir,
         start_directory=directory,
         scene=scene,
-        engines=assembly.make_policies(config, directory, tokenizer),
+        engines=samplers.make_policies(config, directory, tokenizer),
         mesh=mesh,
         model=model,
-        reference=_load(
+        reference=training_mesh.load_params(
             directory, mesh, dtype=config.train.dtype, value_head=config.train.value_head
         ),
         keep_episodes=keep_episodes,
     )
 
 
-def _training_devices(config: ConfigDict) -> list[jax.Device]:
-    """The first devices of all that make the training mesh.
-
-    Raises: ValueError for too few, or where several hosts would not all have their devices in it.
-    """
-    size, devices = 1, jax.devices()
-    for parts in config.train.mesh.values():
-        size *= parts
-    if len(devices) < size:
-        raise ValueError(
-            f"train.mesh={dict(config.train.mesh)} needs {size} devices, there are {len(devices)}"
-        )
-    if jax.process_count() > 1 and len(devices) != size:
-        raise ValueError(
-            f"train.mesh={dict(config.train.mesh)} has {size} devices, the {jax.process_count()} "
-            f"hosts have {len(devices)}; every device of every host trains, so set "
-            f"train.mesh.fsdp or train.mesh.data"
-        )
-    if config.train.micro_rows % jax.process_count():
-        raise ValueError(
-            f"train.micro_rows={config.train.micro_rows} cannot be shared by "
-            f"{jax.process_count()} hosts; set a multiple"
-        )
-    return devices[:size]
-
-
-def _load(
-    directory: Path, mesh: jax.sharding.Mesh, *, dtype: str, value_head: bool
-) -> qwen3.Params:
-    """Parameters on the training mesh; a value head starts at 0."""
-    model = load_config(directory)
-    _, params = hf.load(
-        directory, dtype=jnp.dtype(dtype), shardings=qwen3.param_shardings(model, mesh)
-    )
-    if value_head:
-        with_head = dataclasses.replace(model, value_head=True)
-        at = qwen3.param_shardings(with_head, mesh)["value_head"]
-        params = params | {"value_head": jnp.zeros(model.model_dim, dtype, device=at)}
-    return params
-
-
-def _check_teacher(config: ConfigDict, scene: assembly.Scene) -> None:
+def _check_teacher(config: ConfigDict, scene: scenes.Scene) -> None:
     """Raises: ValueError if teacher.checkpoint cannot score what the student says."""
     if not config.teacher.checkpoint:
         return
     directory = Path(config.teacher.checkpoint)
-    tokenizer = assembly.load_tokenizer(directory)
-    theirs = assembly.policy_chat(config, tokenizer)
-    assembly.check_chat(theirs, directory)
+    tokenizer = policy_files.load_tokenizer(directory)
+    theirs = policy_files.policy_chat(config, tokenizer)
+    policy_files.check_chat(theirs, directory)
     knobs = dict(temperature=config.train.temperature)
     check_voices(
         voice(scene.chat, vocab_size=scene.tokenizer.vocab_size, **knobs),
@@ -173,7 +153,7 @@ def _check_workdir(config: ConfigDict, workdir: Path) -> None:
     path = workdir / "config.json"
     saved = hosts.first(lambda: json.loads(path.read_text()) if path.exists() else None)
     if saved is not None:
-        loop.check_unchanged(saved, as_json(config))
+        check_unchanged(saved, as_json(config))
 
 
 def _remember(config: ConfigDict, workdir: Path) -> None:
@@ -191,7 +171,7 @@ def _teachers(pipeline: Pipeline) -> Mapping[str, Teacher]:
     directory = Path(given) if given else pipeline.workdir / TEACHER / "policy"
     if hosts.first((directory / "config.json").exists):
         dtype = pipeline.config.train.dtype
-        params = _load(directory, pipeline.mesh, dtype=dtype, value_head=False)
+        params = training_mesh.load_params(directory, pipeline.mesh, dtype=dtype, value_head=False)
         found[TEACHER] = Teacher(TEACHER, params, load_config(directory))
     return found
 
@@ -211,12 +191,12 @@ def _judge(pipeline: Pipeline, programme: Programme) -> Judge | None:
     """The config's judge for a stage whose programme asks for one."""
     if not any(row.trained and row.behaviour == "judge" for row in programme.values()):
         return None
-    return assembly.make_judge(pipeline.config, pipeline.scene, pipeline.start_directory)
+    return judges.make_judge(pipeline.config, pipeline.scene, pipeline.start_directory)
 
 
 def _privilege(pipeline: Pipeline, programme: Programme) -> Privilege | None:
     """What the privileged branch is shown in a stage whose programme has one."""
-    if not any(row.learns and row.is_viewed for row in programme.values()):
+    if not privileged_roles(programme):
         return None
     p, scene = pipeline.config.privileged, pipeline.scene
     shown = privileged.read_texts(p, scene.questions["train"], seed=pipeline.config.seed)
@@ -264,7 +244,7 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
     settings, optimizer = _settings(config, name)
     has_turn_rewards = any(row.turn_reward != "none" for row in programme.values())
     alarms = t.alarms.to_dict() | {
-        "distilled": loop.distilled(programme), "privileged": loop.privileged_roles(programme)
+        "distilled": distilled(programme), "privileged": privileged_roles(programme)
     }  # fmt: skip
     privilege = _privilege(pipeline, programme)
     return loop.Stage(
@@ -275,16 +255,16 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
         seed=config.seed,
         questions=playing.questions,
         world=dataclasses.replace(
-            assembly.make_play_world(scene, pipeline.engines, _judge(pipeline, programme)),
+            teams.make_play_world(scene, pipeline.engines, _judge(pipeline, programme)),
             sample=playing.sample,
         ),
-        gold=assembly.gold_texts(scene) if has_turn_rewards else {},
+        gold=scenes.gold_texts(scene) if has_turn_rewards else {},
         publish=pipeline.engines.set_params,
         sampler_counts=lambda: (
             pipeline.engines.metrics | {f"graded_{kind}": n for kind, n in scene.graded.items()}
         ),
         validate=lambda step: _validate(pipeline, name, section.team, step),
-        start=lambda: _load(
+        start=lambda: training_mesh.load_params(
             pipeline.start_directory, pipeline.mesh, dtype=t.param_dtype, value_head=t.value_head
         ),
         reference=pipeline.reference,
@@ -311,8 +291,8 @@ def make_stage(pipeline: Pipeline, name: str) -> loop.Stage:
 def run(pipeline: Pipeline, console: Console) -> dict[str, Path]:
     """Trains every stage that is not done yet; the policy directories by stage name.
 
-    Raises: as `loop.train`; `NotCertified` for a teacher that is not better than the start;
-    `workdir.InUse` if another run is at work there.
+    Raises: as `loop.train`; `certificate.NotCertified` for a teacher that is not better than the
+    start; `workdir.InUse` if another run is at work there.
     """
     with only_run(pipeline.workdir):
         _remember(pipeline.config, pipeline.workdir)
@@ -348,7 +328,9 @@ def _going_on(pipeline: Pipeline, before: list[Path]) -> Pipeline:
     if not (t.continued and before):
         return pipeline
     last = before[-1]
-    reference = _load(last, pipeline.mesh, dtype=t.dtype, value_head=t.value_head)
+    reference = training_mesh.load_params(
+        last, pipeline.mesh, dtype=t.dtype, value_head=t.value_head
+    )
     return dataclasses.replace(pipeline, start_directory=last, reference=reference)
 
 
@@ -360,49 +342,16 @@ def export(pipeline: Pipeline, params: qwen3.Params, directory: Path) -> None:
     save_policy(params, pipeline.start_directory, directory)
 
 
-class NotCertified(Exception):
-    """The trained teacher is not better than the untrained team."""
-
-
 def certify(pipeline: Pipeline, directory: Path, console: Console) -> None:
-    """Compares the teacher with the start in its own team on validation questions; writes
-    teacher/certificate.json.
+    """Compares the teacher with the start in its own team, once; writes teacher/certificate.json.
 
-    Raises: NotCertified unless the whole 95% interval of the difference is above 0, or
-    certify.ignore is set, which only warns.
+    Raises: as `certificate.check`.
     """
-    config, name = pipeline.config, TEACHER
-    path = pipeline.workdir / name / "certificate.json"
+    path = pipeline.workdir / TEACHER / "certificate.json"
     found = hosts.first(lambda: json.loads(path.read_text()) if path.exists() else None)
     if found is None:
-        team = config.stages[name].team
-        means, accuracy = {}, {}
-        for label, place in (("start", pipeline.start_directory), (name, directory)):
-            pipeline.engines.set_params(assembly.load_params(config, place))
-            plan, scores = evaluate.play_now(
-                config, pipeline.scene, pipeline.engines, team,
-                num_questions=config.certify.num_questions, num_runs=config.certify.num_runs,
-                step=0,
-            )  # fmt: skip
-            means[label] = bootstrap.question_means(plan, scores)
-            by_dataset = accuracy_by_dataset(plan, scores, k=config.certify.num_runs)
-            accuracy[label] = macro_average(by_dataset, "avg")
-        interval = bootstrap.paired(means[name], means["start"])
-        found = {"accuracy": accuracy, **dataclasses.asdict(interval)}
+        places = {"start": pipeline.start_directory, TEACHER: directory}
+        found = certificate.measure(pipeline.config, pipeline.scene, pipeline.engines, places)
         if jax.process_index() == 0:
             write_json(path, found)
-    trained, untrained = (100 * found["accuracy"][label] for label in (name, "start"))
-    text = (
-        f"teacher {trained:.1f} against {untrained:.1f} untrained on validation questions: "
-        f"{100 * found['difference']:+.1f} "
-        f"[{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
-    )
-    if found["low"] > 0:
-        console.print(f"certified: {text}")
-    elif config.certify.ignore:
-        logger.warning("NOT CERTIFIED, and certify.ignore is set: %s", text)
-    else:
-        raise NotCertified(
-            f"{text}; a student would learn from a teacher that is not better than it: train "
-            "longer, look at the teacher's metrics, or set certify.ignore=True"
-        )
+    certificate.check(found, console, ignore=pipeline.config.certify.ignore)

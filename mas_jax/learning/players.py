@@ -16,7 +16,7 @@ from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Team
 from mas_jax.agents.trajectory import Replay, read_trajectories
 from mas_jax.data.questions import Mixture
-from mas_jax.learning import assembly
+from mas_jax.learning import scenes, teams
 from mas_jax.sampling.replicas import Replicas
 
 
@@ -32,13 +32,13 @@ class Players:
 
 
 def make_players(
-    config: ConfigDict, section: ConfigDict, scene: assembly.Scene, engines: Replicas
+    config: ConfigDict, section: ConfigDict, scene: scenes.Scene, engines: Replicas
 ) -> Players:
     """The players of the stage that a section of the config describes.
 
     Raises: as `read_trajectories`; ValueError if no training question has a trajectory.
     """
-    team = assembly.make_team(config, section.team, scene, training=True)
+    team = teams.make_team(config, section.team, scene, training=True)
     if section.sampler == "policy":
         return Players(team, engines.sample, scene.training)
     if section.sampler == "oracle":

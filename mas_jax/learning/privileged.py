@@ -120,13 +120,13 @@ class Privilege:
             counts[kind] += 1
         ids = {uid: tuple(self.chat.tokenizer.encode(text)) for uid, text in shown.items() if text}
 
-        def view_of(trace: Trace) -> View | None:
+        def _view_of(trace: Trace) -> View | None:
             if trace.question not in shown or copied.get(trace.question) == trace.rollout:
                 return None
             text = ids.get(trace.question, ())
             return insert(trace, text, self.chat, num_examples=self.num_examples)
 
-        return view_of, {f"privileged/{name}": count for name, count in counts.items()}
+        return _view_of, {f"privileged/{name}": count for name, count in counts.items()}
 
     def _right(self, group: Sequence[Episode]) -> Episode | None:
         """The first correct rollout of a group; None without one, or if none is to be shown."""

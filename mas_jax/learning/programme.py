@@ -183,9 +183,18 @@ def make_programme(rows: Mapping[str, Mapping]) -> Programme:
     return programme
 
 
-def _check(role: str, row: Row) -> None:
-    """Raises: ValueError for settings of a row that contradict."""
-    where = f"programme.{role}"
+def distilled(programme: Programme) -> tuple[str, ...]:
+    """Roles with a distillation stream."""
+    return tuple(role for role, row in programme.items() if row.distils)
+
+
+def privileged_roles(programme: Programme) -> tuple[str, ...]:
+    """Roles whose teacher reads more than they do."""
+    return tuple(role for role, row in programme.items() if row.learns and row.is_viewed)
+
+
+def _check_reward(role: str, row: Row, where: str) -> None:
+    """Raises: ValueError for a reward or a group that is not of the row's role."""
     if row.group_by == "context" and role != "answerer":
         raise ValueError(
             f"{where}.group_by='context': only the answerer draws several candidates from one "
@@ -208,6 +217,12 @@ def _check(role: str, row: Row) -> None:
             f"{where}.invalid='reward' contradicts behaviour='judge', which rewards an invalid "
             "action with 0; set invalid='term'"
         )
+
+
+def _check(role: str, row: Row) -> None:
+    """Raises: ValueError for settings of a row that contradict."""
+    where = f"programme.{role}"
+    _check_reward(role, row, where)
     if row.policy_loss == "sft" and row.advantages:
         raise ValueError(
             f"{where}.policy_loss='sft' takes no advantage, got {row.advantages}; set advantages=()"

@@ -33,7 +33,7 @@ from mas_jax.evaluation.statistics import (
     invalid_action_frac,
     macro_average,
 )
-from mas_jax.learning import assembly, cost, evaluate, pipeline, revision
+from mas_jax.learning import cost, evaluate, pipeline, policy_files, revision, samplers, scenes
 from mas_jax.learning.privileged import digest as texts_digest
 from mas_jax.learning.study_cells import Cell, Change, make_config, nothing
 from mas_jax.learning.study_freeze import (
@@ -109,7 +109,7 @@ class _Ready:
 
     config: ConfigDict
     policy: Path
-    scene: assembly.Scene
+    scene: scenes.Scene
     engines: Replicas | Policies
 
 
@@ -172,9 +172,9 @@ def _prepare(cell: Cell, seed: int, lab: Lab, console: Console) -> _Ready:
     policy = start if cell.policy == "start" else _policy(lab, cell.policy, seed)
     config.teacher.checkpoint = str(start)  # of rows that nothing trains by
     validate(config)
-    tokenizer = assembly.load_tokenizer(start)
-    scene = assembly.make_scene(config, tokenizer)
-    return _Ready(config, policy, scene, assembly.make_policies(config, start, tokenizer))
+    tokenizer = policy_files.load_tokenizer(start)
+    scene = scenes.make_scene(config, tokenizer)
+    return _Ready(config, policy, scene, samplers.make_policies(config, start, tokenizer))
 
 
 def _protocols(config: ConfigDict, writer: str, lab: Lab) -> Path:
@@ -183,7 +183,7 @@ def _protocols(config: ConfigDict, writer: str, lab: Lab) -> Path:
     path = lab.workdir / "protocols" / f"world_{config.world.seed}_{writer}.jsonl"
     if path.exists():
         return path
-    scene = assembly.make_scene(config, assembly.load_tokenizer(start_directory("study")))
+    scene = scenes.make_scene(config, policy_files.load_tokenizer(start_directory("study")))
     *how, style = writer.split("-")
     oracle, limits = Oracle(scene.world, PROTOCOL_SKILL, style), Limits()
     desk = Desk(

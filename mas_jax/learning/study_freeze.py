@@ -23,7 +23,7 @@ from mas_jax.config import default_config, role
 from mas_jax.data.arithmetic import make_arithmetic
 from mas_jax.data.world import make_world
 from mas_jax.files import write_json
-from mas_jax.learning import assembly
+from mas_jax.learning import policy_files
 from mas_jax.learning.study_cells import Cell, changes, flat, make_config
 from mas_jax.learning.study_grid import CAPPED_RUNS, CAPS, CELLS, PROTOCOL_SKILL
 
@@ -50,7 +50,7 @@ def _actor(cell: Cell, config: ConfigDict) -> dict[str, str]:
     """Who the frozen Actor is, and what it and the Collaborator are told."""
     c = config.collaboration
     topology = TOPOLOGIES[cell.team](Sizes(c.votes, c.debaters, c.rounds, c.experts))
-    shipped = weights_digest(assembly.actor_directory(config))
+    shipped = weights_digest(policy_files.actor_directory(config))
     return {
         "actor": cell.actor or shipped,
         "texts": digest(dataclasses.asdict(load_texts(c.prompts, topology))),
@@ -96,13 +96,13 @@ def _problems(seed: int, train: int, held_out: int) -> str:
 
 def start_directory(name: str) -> Path:
     """The starting policy of this name, an asset. Raises: FileNotFoundError."""
-    return assembly.asset(f"{name}_policy")
+    return policy_files.asset(f"{name}_policy")
 
 
 @functools.cache
 def weights_digest(directory: Path) -> str:
     """Of a policy's weights, read once."""
-    return assembly.weights_digest(directory, size=8)
+    return policy_files.weights_digest(directory, size=8)
 
 
 def digest(value: Any) -> str:

@@ -16,7 +16,7 @@ from mas_jax.evaluation import records_file
 from mas_jax.evaluation.records_file import Plan
 from mas_jax.evaluation.report import Grid
 from mas_jax.evaluation.statistics import COSTS, EpisodeScore, cost_per_workflow
-from mas_jax.learning import assembly
+from mas_jax.learning import scenes
 from mas_jax.records import Episode
 from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
@@ -49,7 +49,7 @@ class Prepared:
 
     config: ConfigDict
     workdir: Path
-    scene: assembly.Scene
+    scene: scenes.Scene
     engines: Replicas | Policies
     plans: Mapping[System, Plan]
     notes: Mapping[str, str]

@@ -27,29 +27,31 @@ from mas_jax.agents.protocol_roles import Limits
 from mas_jax.agents.protocol_team import Desk, work_on
 from mas_jax.agents.scripted import ScriptedSampler
 from mas_jax.agents.setting import Run, World
+from mas_jax.data.questions import spread
 from mas_jax.data.tokenizer import WordTokenizer, make_toy_tokenizer
-from mas_jax.learning import assembly
+from mas_jax.learning import policy_files, scenes, teams
 from mas_jax.learning.pretrain import PretrainSettings, held_out_loss, pretrain
 from mas_jax.model import hf, qwen3, sharding
 from mas_jax.records import Episode, Question, Trace
+from mas_jax.rewards.exact_match import exact_match_reward
 
 LOG_EVERY = 50  # steps
 
 
 async def _play(
-    config: ConfigDict, name: str, scene: assembly.Scene, jobs: Sequence[tuple[Question, int]],
+    config: ConfigDict, name: str, scene: scenes.Scene, jobs: Sequence[tuple[Question, int]],
     flaws: Flaws, notes: Mapping[str, str],
 ) -> list[Episode]:  # fmt: skip
     sampler = ScriptedSampler(scene.world, scene.chat, scene.prompts, flaws)
-    world = World(sampler.sample, scene.retriever.search, assembly.exact_match_reward)
+    world = World(sampler.sample, scene.retriever.search, exact_match_reward)
     run = Run(seed=config.seed, purpose="train", step=0)
     limits = rollout.Limits(**config.rollout)
-    team = dataclasses.replace(assembly.make_team(config, name, scene), notes=notes)
+    team = dataclasses.replace(teams.make_team(config, name, scene), notes=notes)
     return [e async for e in rollout.play(jobs, team, world=world, run=run, limits=limits)]
 
 
 def scripted_episodes(
-    config: ConfigDict, name: str, scene: assembly.Scene, *, split: str, count: int, runs: int,
+    config: ConfigDict, name: str, scene: scenes.Scene, *, split: str, count: int, runs: int,
     flaws: Flaws, protocols: Mapping | None = None,
 ) -> list[Episode]:  # fmt: skip
     """Episodes of a team played by the oracle with flaws, in order of question and run.
@@ -57,7 +59,7 @@ def scripted_episodes(
     Ordered, since they finish in an order that depends on the machine. protocols: as the section
     `pretrain.protocols`; None for none.
     """
-    questions = assembly.spread(scene.world.questions[split], count)
+    questions = spread(scene.world.questions[split], count)
     jobs = [(question, run) for question in questions for run in range(runs)]
     shown = asyncio.run(_notes(scene, questions, **protocols)) if protocols else {}
     episodes = asyncio.run(_play(config, name, scene, jobs, flaws, shown))
@@ -69,7 +71,7 @@ def scripted_episodes(
 
 
 async def _notes(
-    scene: assembly.Scene, questions: Sequence[Question], *, share: float, skill: float, seed: int
+    scene: scenes.Scene, questions: Sequence[Question], *, share: float, skill: float, seed: int
 ) -> dict[str, str]:
     """A protocol behind this share of the questions: of two one's own, of one another question's,
     of one nothing, in turn.
@@ -101,7 +103,7 @@ async def _notes(
 
 
 def flawed_traces(
-    config: ConfigDict, scene: assembly.Scene, *, split: str, count: int, runs: int
+    config: ConfigDict, scene: scenes.Scene, *, split: str, count: int, runs: int
 ) -> list[Trace]:
     """Traces of every role in the config's teams on `count` questions, with the config's flaws."""
     flaws = Flaws(**config.pretrain.flaws)
@@ -128,7 +130,7 @@ def _start(config: ConfigDict) -> tuple[qwen3.ModelConfig, qwen3.Params]:
     """The parameters that training departs from, and their model."""
     p = config.pretrain
     if p.from_policy:
-        return hf.load(assembly.checkpoint_directory(config), dtype=jnp.float32)
+        return hf.load(policy_files.checkpoint_directory(config), dtype=jnp.float32)
     model = dataclasses.replace(qwen3.PRESETS[p.preset], max_positions=config.engine.context)
     return model, qwen3.init(model, jax.random.key(p.settings.seed), dtype=jnp.float32)
 
@@ -142,12 +144,12 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict:
         raise FileExistsError(f"{out} exists; remove it or name another directory")
     tokenizer, p = make_toy_tokenizer(), config.pretrain
     model, params = _start(config)
-    scene = assembly.make_scene(config, tokenizer)
+    scene = scenes.make_scene(config, tokenizer)
     traces = [
         trace
         for seed in p.worlds
         for trace in flawed_traces(
-            config, assembly.make_scene(_with_seed(config, seed), tokenizer),
+            config, scenes.make_scene(_with_seed(config, seed), tokenizer),
             split="train", count=p.num_questions, runs=p.num_episodes,
         )
     ]  # fmt: skip

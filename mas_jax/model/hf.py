@@ -171,7 +171,10 @@ def _checked_params(config: ModelConfig, params: Params) -> dict[str, jax.Array]
 def _plan_shards(
     config: ModelConfig, flat: dict[str, jax.Array], *, max_shard_bytes: int
 ) -> dict[str, list[_Planned]]:
-    """Tensors of each file in the order of writing: parameter by parameter, widest type first."""
+    """Tensors of each file in the order of writing: parameter by parameter, widest type first.
+
+    flat: by path, a layer's parameter stacked as [L, ...].
+    """
     planned = []
     for path, spec in qwen3.flat_specs(config).items():
         stacked = spec.axes[0] == "layers"
@@ -195,11 +198,15 @@ def _plan_shards(
 
 @jax.jit  # the layer keeps the sharding of the parameter, whatever that is
 def _take_layer(stacked: jax.Array, layer: int) -> jax.Array:
+    """One layer of a parameter [L, ...], without the first axis."""
     return jax.lax.dynamic_index_in_dim(stacked, layer, keepdims=False)
 
 
 def _gather(param: jax.Array, tensor: _Planned) -> np.ndarray:
-    """The tensor on this host in Hugging Face's layout; a collective if processes share `param`."""
+    """The tensor on this host in Hugging Face's layout; a collective if processes share `param`.
+
+    param: [L, ...] for a tensor of a layer, else of the tensor's own shape, before transposing.
+    """
     # never `param` itself: np.asarray leaves its result cached in the array that it is given
     ours = jnp.copy(param) if tensor.layer is None else _take_layer(param, tensor.layer)
     if ours.is_fully_addressable:

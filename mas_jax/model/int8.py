@@ -68,6 +68,7 @@ def quantize_params(params: param_table.Params, specs: dict) -> param_table.Para
     """Parameters with every matrix of a matmul (not embeddings) as `Int8`; one that is so stays."""
 
     def _leaf(s: param_table.ParamSpec, x: jax.Array | Int8) -> jax.Array | Int8:
+        """A parameter of the shape in its spec, as `Int8` if a matmul sums over an axis of it."""
         if not s.inputs or isinstance(x, Int8):
             return x
         return quantize(x, tuple(s.axes.index(name) for name in s.inputs))
@@ -80,6 +81,7 @@ def shardings(at: param_table.Params, params: param_table.Params) -> param_table
     a scale as its matrix, but whole along axes of size 1."""
 
     def _leaf(sharding: NamedSharding, x: jax.Array | Int8) -> NamedSharding | Int8:
+        """Where a parameter of any shape lies, and its scale, which has as many axes."""
         if not isinstance(x, Int8):
             return sharding
         names = [*sharding.spec, *[None] * (x.scale.ndim - len(sharding.spec))]

@@ -67,7 +67,8 @@ def reference(
     floor = jnp.finfo(jnp.float32).min
 
     def add_page(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """State (next page, running maximum, sum and output) after one more page of every row."""
+        """State after one more page of every row: next page, running maximum and sum [T, K, J],
+        output [T, K, J, H]."""
         index, max_TKJ, sum_TKJ, out_TKJH = state
         page_T = jnp.clip(page_indices_BU[row_T, index], 0, M - 1)
         kv_TZK2H = kv_pages_MZCP[page_T].reshape(T, Z, K, 2, P)[..., :H]

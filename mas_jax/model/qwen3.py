@@ -220,6 +220,7 @@ def fuse_layer(layer: Params) -> Params:
         parts["bqkv"] = ("bq", "bk", "bv")
 
     def _join(*arrays: jax.Array, name: str) -> jax.Array:
+        """Joined along the outputs: axis 1 of matrices [D, ...], axis 0 of biases [N, H]."""
         return jnp.concatenate(arrays, axis=0 if name == "bqkv" else 1)
 
     fused = {

@@ -225,6 +225,7 @@ def on_each(tree: Any, meshes: Sequence[Mesh], shardings_of: Callable[[Mesh], An
     )  # fmt: skip
 
     def _local(x: jax.Array, at: NamedSharding) -> jax.Array:
+        """This host's copy of a moved array, of any shape."""
         parts = {shard.device: shard for shard in x.addressable_shards}
         for device, index in at.addressable_devices_indices_map(x.shape).items():
             if parts[device].index != index:

@@ -156,6 +156,7 @@ def _attend(
 
 def _layer(config: BertConfig, layer: Params, x_BTD: jax.Array, is_token_BT: jax.Array):
     def _linear(spec: str, x: jax.Array, name: str) -> jax.Array:
+        """x times a weight plus its bias; all three shapes are spelled in the einsum's `spec`."""
         return jnp.einsum(spec, x, layer[f"w{name}"]) + layer[f"b{name}"]
 
     q, k, v = (_linear("BTD,DNH->BTNH", x_BTD, name) for name in ("q", "k", "v"))

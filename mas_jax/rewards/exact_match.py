@@ -9,6 +9,8 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from mas_jax.records import Question
+
 _ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # TriviaQA's script adds two typographic quotation marks and the acute accent to the ASCII ones
 _TRIVIAQA_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "\u2018\u2019\u00b4", " "))
@@ -49,6 +51,11 @@ def exact_match(
     predicted = normalize(prediction)
     golds = [normalize(gold) for gold in _as_answers(golden_answers)]
     return float(predicted != "" and predicted in golds)
+
+
+async def exact_match_reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
+    """1.0 for every prediction that matches a golden answer, else 0.0."""
+    return tuple(exact_match(text, question.golden_answers) for text in predictions)
 
 
 def token_f1(

@@ -193,16 +193,16 @@ def answer_reward(workers: Workers) -> Callable[..., Awaitable]:
     0.0, also for "" or where grading came to a limit; the workers' counts say how often, "no
     answer" for ""."""
 
-    async def reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
-        async def one(prediction: str) -> float:
+    async def _reward(question: Question, predictions: tuple[str, ...]) -> tuple[float, ...]:
+        async def _one(prediction: str) -> float:
             if not prediction:
                 workers.note("no answer")
                 return 0.0
             return float((await workers.grade_async(make_job(question, prediction))).is_correct)
 
-        return tuple(await asyncio.gather(*map(one, predictions)))
+        return tuple(await asyncio.gather(*map(_one, predictions)))
 
-    return reward
+    return _reward
 
 
 def solution_reward(workers: Workers, *, window: int = 0) -> Callable[..., Awaitable]:
@@ -210,11 +210,11 @@ def solution_reward(workers: Workers, *, window: int = 0) -> Callable[..., Await
     `graded_text`."""
     by_answer = answer_reward(workers)
 
-    async def reward(question: Question, solutions: tuple[str, ...]) -> tuple[float, ...]:
+    async def _reward(question: Question, solutions: tuple[str, ...]) -> tuple[float, ...]:
         found = (graded_text(solution, window=window) or "" for solution in solutions)
         return await by_answer(question, tuple(found))
 
-    return reward
+    return _reward
 
 
 def vote_equality(workers: Workers) -> Callable[[str, str], Awaitable[bool]]:
@@ -222,7 +222,7 @@ def vote_equality(workers: Workers) -> Callable[[str, str], Awaitable[bool]]:
     `is_equivalent` either way, since an equation x = 5 is answered by 5; a limit of grading is no.
     A set's own rule is not asked: it knows which of the two is right."""
 
-    async def is_same(first: str, second: str) -> bool:
+    async def _is_same(first: str, second: str) -> bool:
         numbers = exact(first), exact(second)
         if first == second or None not in numbers:
             return first == second or numbers[0] == numbers[1]
@@ -232,18 +232,18 @@ def vote_equality(workers: Workers) -> Callable[[str, str], Awaitable[bool]]:
                 return True
         return False
 
-    return is_same
+    return _is_same
 
 
 def second_grader(workers: Workers) -> Callable[[Question, str], Awaitable[bool]]:
     """The verdict of the second grader on an answer; a limit of grading is no."""
 
-    async def is_right(question: Question, prediction: str) -> bool:
+    async def _is_right(question: Question, prediction: str) -> bool:
         return (
             await workers.grade_async(make_job(question, prediction, grader="second"))
         ).is_correct
 
-    return is_right
+    return _is_right
 
 
 @dataclass(frozen=True)

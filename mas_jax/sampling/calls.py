@@ -54,6 +54,7 @@ def in_use(
         params = int8.quantize_params(params, qwen3.param_specs(config))
 
     def _leaf(is_matrix: bool, x: jax.Array | int8.Int8) -> jax.Array | int8.Int8:
+        """A parameter of any shape in the type that the programs read."""
         return x.astype(settings.dtype) if is_matrix and not isinstance(x, int8.Int8) else x
 
     return jax.tree.map(_leaf, qwen3.decay_mask(config), params)

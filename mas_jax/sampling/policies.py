@@ -25,12 +25,15 @@ class Sampler(Protocol):
 
     async def sample(
         self, prompt: tuple[int, ...], *, key: SampleKey, **knobs: Any
-    ) -> list[Sample]: ...
+    ) -> list[Sample]:
+        """Continuations of a prompt's ids; they follow from prompt, key and knobs alone."""
 
-    def set_params(self, params: Any) -> None: ...
+    def set_params(self, params: Any) -> None:
+        """Samples from these parameters from now on."""
 
     @property
-    def metrics(self) -> Mapping[str, float]: ...
+    def metrics(self) -> Mapping[str, float]:
+        """What has been counted so far, by name."""
 
 
 class Remembering:
@@ -118,7 +121,7 @@ def endpoint_complete(
     temperature 0 equal conversations are one request.
     """
 
-    async def reply(
+    async def _reply(
         messages: Sequence[Message], *, key: SampleKey, policy: str, max_tokens: int,
         temperature: float,
     ) -> Reply:  # fmt: skip
@@ -136,7 +139,7 @@ def endpoint_complete(
             is_refused=said.refusal is not None,
         )
 
-    return reply
+    return _reply
 
 
 def endpoint_metrics(counts: Mapping[str, Counts]) -> dict[str, float]:

@@ -11,8 +11,7 @@ from mas_jax.config import default_config, real_slices
 from mas_jax.config_rules import validate
 from mas_jax.data import tfds_questions
 from mas_jax.data.questions import check_disjoint, read_jsonl, write_jsonl
-from mas_jax.learning import assembly, evaluate, pipeline
-from mas_jax.records import Question
+from mas_jax.learning import evaluate, pipeline, policy_files, scenes
 from mas_jax.retrieval.dialects import IDENTITY_HEADER
 
 LINES = [{"id": i, "question": f"who is {i}?", "golden_answers": [f"n{i}"]} for i in range(6)]
@@ -20,7 +19,7 @@ LINES = [{"id": i, "question": f"who is {i}?", "golden_answers": [f"n{i}"]} for 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return assembly.load_tokenizer(assembly.checkpoint_directory(default_config()))
+    return policy_files.load_tokenizer(policy_files.checkpoint_directory(default_config()))
 
 
 @pytest.fixture
@@ -39,12 +38,12 @@ def files(tmp_path, monkeypatch):
 
 
 def test_without_test_questions_the_toy_world_is_played(tokenizer):
-    scene = assembly.make_scene(default_config(), tokenizer)
+    scene = scenes.make_scene(default_config(), tokenizer)
     assert scene.world is not None
     assert scene.questions == scene.world.questions
     assert scene.training.at(0, seed=0) in scene.world.questions["train"]
     assert set(scene.identity) == {"world", "encoder"}
-    gold = assembly.gold_texts(scene)
+    gold = scenes.gold_texts(scene)
     question = scene.questions["train"][0]
     assert all(name in gold for name in question.gold_passages)
     assert len(gold) < len(scene.world.passages) / 2
@@ -53,25 +52,25 @@ def test_without_test_questions_the_toy_world_is_played(tokenizer):
 def test_the_toy_world_may_ask_questions_of_some_families_only(tokenizer):
     config = default_config()
     config.world.update(dict(families=("nq_like",), closed_share=1.0, train=300, held_out=20))
-    scene = assembly.make_scene(config, tokenizer)
+    scene = scenes.make_scene(config, tokenizer)
     for split, count in (("train", 300), ("validation", 20), ("test", 20)):
         assert {q.dataset for q in scene.questions[split]} == {"nq_like"}
         assert len(scene.questions[split]) == count
     assert scene.training.at(0, seed=0).dataset == "nq_like"
     config.world.families = ("nq",)
     with pytest.raises(ValueError, match=r"world\.families=.*\['nq'\] are none of"):
-        assembly.make_scene(config, tokenizer)
+        scenes.make_scene(config, tokenizer)
 
 
 def test_questions_without_gold_passages_have_no_rewards_of_turns(files, tokenizer):
     with pytest.raises(ValueError, match=r"training questions name 0, in a corpus.*data\.corpus"):
-        assembly.gold_texts(assembly.make_scene(files, tokenizer))
+        scenes.gold_texts(scenes.make_scene(files, tokenizer))
 
 
 def test_files_become_questions_a_mixture_and_a_searchable_corpus(files, tokenizer):
     files.data.weights = (3.0, 1.0)
     validate(files)
-    scene = assembly.make_scene(files, tokenizer)
+    scene = scenes.make_scene(files, tokenizer)
     assert scene.world is None
     assert [q.uid for q in scene.questions["test"]] == ["d/test/4", "d/test/5"]
     assert [q.dataset for q in scene.questions["train"]] == ["one", "one", "two", "two"]
@@ -83,13 +82,13 @@ def test_files_become_questions_a_mixture_and_a_searchable_corpus(files, tokeniz
 
 
 def test_another_question_or_passage_is_another_identity(files, tokenizer, tmp_path):
-    first = assembly.make_scene(files, tokenizer).identity
+    first = scenes.make_scene(files, tokenizer).identity
     write_jsonl(tmp_path / "d.jsonl", LINES[3:])
-    second = assembly.make_scene(files, tokenizer).identity
+    second = scenes.make_scene(files, tokenizer).identity
     assert second["questions"] != first["questions"] and second["corpus"] == first["corpus"]
     with (tmp_path / "corpus.jsonl").open("a") as corpus:
         corpus.write('{"id": "6", "contents": "T6\\nmore"}\n')
-    assert assembly.make_scene(files, tokenizer).identity["corpus"] != first["corpus"]
+    assert scenes.make_scene(files, tokenizer).identity["corpus"] != first["corpus"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_a_corpus_is_searched_by_its_words_or_on_devices(files, tokenizer):
     for backend in ("bm25", "device", "exact"):
         files.retriever.backend = backend
         validate(files)
-        scene = assembly.make_scene(files, tokenizer)
+        scene = scenes.make_scene(files, tokenizer)
         [found] = scene.retriever.search_now(["word3"], 1)
         assert found[0].id == "3"
         names[backend] = dict(scene.identity)
@@ -148,7 +147,7 @@ def test_records_name_the_index_and_the_dialect_of_a_server(files, tokenizer):
     with thread_stub((200, {IDENTITY_HEADER: "one"}), (404, {})) as server:
         files.data.server = server.url
         validate(files)
-        ours, foreign = (assembly.make_scene(files, tokenizer).identity for _ in range(2))
+        ours, foreign = (scenes.make_scene(files, tokenizer).identity for _ in range(2))
     assert ours["questions"] == foreign["questions"]
     assert {key: ours[key] for key in ours if key != "questions"} == {
         "server": server.url, "dialect": "m-ask", "index": "one",
@@ -160,7 +159,7 @@ def test_a_server_that_is_not_there_ends_the_start(files, tokenizer, monkeypatch
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     files.data.update(dict(corpus="", server="http://127.0.0.1:9"))
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:9 does not answer, attempt 5"):
-        assembly.make_scene(files, tokenizer)
+        scenes.make_scene(files, tokenizer)
 
 
 @pytest.mark.parametrize("corpus", ["", "c.jsonl"])
@@ -178,7 +177,7 @@ def test_a_servers_password_is_refused_before_anything_is_written(files, tmp_pat
 def test_test_questions_are_never_trained_on(files, tokenizer, tmp_path, absent):
     files.data.validation = files.data.train
     files.data[absent] = ()
-    assert (assembly.make_scene(files, tokenizer).training is None) == (absent == "train")
+    assert (scenes.make_scene(files, tokenizer).training is None) == (absent == "train")
     with pytest.raises(ValueError, match=r"test questions are never trained on"):
         pipeline.prepare(files, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -196,7 +195,7 @@ def test_a_question_of_another_split_is_never_trained_on(files, tokenizer, tmp_p
     with pytest.raises(ValueError, match=message):
         pipeline.prepare(files, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert len(assembly.make_scene(files, tokenizer).questions[split]) == 1  # to evaluate on
+    assert len(scenes.make_scene(files, tokenizer).questions[split]) == 1  # to evaluate on
 
 
 def test_real_slices_train_validate_and_test_on_questions_of_their_own():
@@ -215,13 +214,13 @@ def test_real_slices_train_validate_and_test_on_questions_of_their_own():
 
 
 def test_directories_of_array_records_are_the_same_scene_as_their_files(files, tokenizer, tmp_path):
-    from_files = assembly.make_scene(files, tokenizer)
+    from_files = scenes.make_scene(files, tokenizer)
     for name, lines in (("one", LINES[:2]), ("d", LINES[4:])):
         tfds_questions.write(tmp_path / f"{name}-records", name, {"any": lines})
     files.data.train = (str(tmp_path / "one-records"), files.data.train[1])
     files.data.test = (str(tmp_path / "d-records"),)
     validate(files)
-    scene = assembly.make_scene(files, tokenizer)
+    scene = scenes.make_scene(files, tokenizer)
     assert scene.questions == from_files.questions and scene.identity == from_files.identity
     assert scene.training.at(3, seed=0) == from_files.training.at(3, seed=0)
 
@@ -241,25 +240,4 @@ def test_the_script_of_the_toy_world_plays_no_real_questions(files):
 def test_an_absent_file_is_one_clear_error(files, tokenizer):
     files.data.test = ("nowhere/d.jsonl",)
     with pytest.raises(FileNotFoundError, match=r"nowhere/d\.jsonl does not exist"):
-        assembly.make_scene(files, tokenizer)
-
-
-def test_questions_are_spread_over_sets_as_evenly_as_they_allow():
-    def _count(sizes, count):
-        questions = tuple(
-            Question(f"{name}{i}", name, "q", ("a",)) for name, n in sizes.items() for i in range(n)
-        )
-        chosen = assembly.spread(questions, count)
-        kept = set(chosen)
-        assert [q for q in questions if q in kept] == list(chosen)
-        return [sum(q.dataset == name for q in chosen) for name in sizes]
-
-    panel = dict(
-        nq=813, triviaqa=813, popqa=813, hotpotqa=812, musique=812, wiki=812, bamboogle=125
-    )
-    assert _count(panel, 5000) == list(panel.values())
-    assert _count(dict(a=5, b=5), 4) == [2, 2]
-    assert sorted(_count(dict(a=5, b=5), 5)) == [2, 3]
-    assert _count(dict(a=1, b=9, c=3), 9) == [1, 5, 3]
-    assert _count(dict(a=5, b=5), 99) == [5, 5]
-    assert _count(dict(a=5, b=5, c=5), 1) == [1, 1, 1]
+        scenes.make_scene(files, tokenizer)
