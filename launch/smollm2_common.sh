@@ -1,5 +1,5 @@
 # Sourced by launch/smollm2_*.sh: what each of them asks of its arguments, says, and begins with.
-# They are commented as they are used: the comment at the top of a script is its usage.
+# The comment at the top of a script is its usage.
 
 self="$(realpath "$0")"
 
@@ -40,4 +40,14 @@ begin() { # ends a dry run; else makes the run's directory, in the environment o
   export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
   mkdir -p "$out"
   echo "$data" > "$out/source"
+}
+
+join_and_index() { # sets, with commas: one corpus of their passages and its index, once
+  if [ ! -e "$out/data" ]; then
+    python launch/join_corpora.py --data="$data" --out="$out/data" --sets="$1"
+  fi
+  if [ ! -e "$out/data/index" ]; then
+    python launch/build_index.py --corpus="$out/data/corpus.jsonl" --out="$out/data/index" \
+      --encoder=package:minilm --max_tokens=128 --piece=1024
+  fi
 }
