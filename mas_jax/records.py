@@ -133,7 +133,8 @@ class Turn:
     action: "search", "report", "assign", "select", "answer", or "invalid" for a reason.
     query, found: of a search, what was asked and the ids of the passages that came back, best
     first; none after a failure. dropped: of a stepwise agent's turn, entries of the history that
-    its prompt left out; None of others. text: what an endpoint said, whose tokens are UNTOLD.
+    its prompt left out; None of others. wave: of a topology's turn: all of a wave are drawn at
+    once; None of others. text: what an endpoint said, whose tokens are UNTOLD.
     """
 
     start: int
@@ -144,6 +145,7 @@ class Turn:
     query: str = ""
     found: tuple[str, ...] = ()
     dropped: int | None = None
+    wave: int | None = None
     text: str = ""
 
 

@@ -81,6 +81,8 @@ def test_only_the_collaborators_tokens_are_trained_and_the_actors_are_costed(tra
         assert "cost/actor/training_tokens" not in line
         assert line["batch/skipped_traces"] == 6  # the Actor's
         assert line["update/collaborator/tokens"] > 0 and "update/actor/tokens" not in line
+        assert line["engine/actor_replacements"] == 0
+        assert line["engine/replacements"] >= 1 + line["step"]
     assert lines[-1]["engine/actor_prompt_tokens"] > 0
 
 

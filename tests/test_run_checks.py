@@ -15,8 +15,9 @@ TEAM = {
 LINE = {
     "update/loss": 0.2, "update/searcher/sampler_log_ratio_abs_max": 2e-5,
     "update/leader/sampler_log_ratio_abs_max": 7e-4, "rollout/failure_frac": 0.0,
-    "rollout/failed_searches": 0.0, "batch/too_long": 0.0,
+    "rollout/failed_searches": 0.0, "batch/too_long": 0.0, "update/searcher/tokens": 40.0,
 }  # fmt: skip
+PROGRAMME = {"searcher": {"trained": True}, "answerer": {"trained": False}}
 
 
 def evaluation(place, **changes):
@@ -28,7 +29,8 @@ def evaluation(place, **changes):
 
 
 def configured(place, *, weights="full", sampler="policy"):
-    found = {"engine": {"weights": weights}, "stages": {"student": {"sampler": sampler}}}
+    stage = {"sampler": sampler, "programme": PROGRAMME}
+    found = {"engine": {"weights": weights}, "stages": {"student": stage}}
     (place / "config.json").write_text(json.dumps(found))
 
 
@@ -64,6 +66,8 @@ def test_a_good_run_passes_with_its_largest_gap(tmp_path):
         ("rollout/failure_frac", 0.125),
         ("rollout/failed_searches", 1.0),
         ("batch/too_long", 3.0),
+        ("update/answerer/tokens", 7.0),
+        ("engine/actor_replacements", 2.0),
     ],
 )
 def test_one_bad_figure_of_training_is_found(name, value, tmp_path):
@@ -116,6 +120,35 @@ def test_teams_that_never_searched_measured_no_retrieval(tmp_path):
     still = {**TEAM, "per_workflow": {"searches": 0.0, "failed_searches": 0.0}}
     (place / "summary.json").write_text(json.dumps({"teams": {"cascade": still}}))
     assert broken(run_checks.of_evaluation(place)) == [("all", 0.0)]
+
+
+def test_a_stage_that_trained_on_no_token_is_found(tmp_path):
+    place = training(tmp_path / "t", **{"update/searcher/tokens": 0.0})
+    assert broken(run_checks.of_training(place)) == []  # not in every step
+    untrained = {**LINE, "step": 0, "update/searcher/tokens": 0.0}
+    (place / "student" / "metrics.jsonl").write_text(json.dumps(untrained) + "\n")
+    assert broken(run_checks.of_training(place)) == [("student", 0.0)]
+
+
+def test_an_actor_that_stayed_is_shown_and_an_endpoints_is_not_known(tmp_path):
+    what = "changes of the actor's weights"
+    place = training(tmp_path / "here", **{"engine/actor_replacements": 0.0})
+    (check,) = [check for check in run_checks.of_training(place) if check.what == what]
+    assert (check.figure, check.holds) == (0.0, True)
+    checks = run_checks.of_training(training(tmp_path / "endpoint"))
+    assert what not in {check.what for check in checks}
+
+
+def test_teams_of_a_topology_write_and_search_nothing(tmp_path):
+    place = evaluation(tmp_path / "e")
+    cost = {"searches": 0.0, "failed_searches": 0.0, "output_tokens": 90.0}
+    written, silent = ({**TEAM, "per_workflow": {**cost, "output_tokens": n}} for n in (90.0, 0.0))
+    for teams, want in (
+        ({"actor": written, "hint": written}, []),
+        ({"actor": written, "hint, without the answer": silent}, [("hint, without the answer", 0.0)]),
+    ):
+        (place / "summary.json").write_text(json.dumps({"teams": teams}))
+        assert broken(run_checks.of_evaluation(place)) == want
 
 
 def test_what_has_not_ended_is_no_run(tmp_path):

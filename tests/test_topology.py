@@ -337,6 +337,55 @@ def test_without_room_for_a_prompt_every_sample_is_wrong():
     assert (episode.outcome, episode.correct) == ("context", (0.0, 0.0, 0.0))
 
 
+def steps(name_or_topology, sizes=SIZES, said=None, **voices):
+    """Critical steps of an episode in which every node speaks, and how many turns it had."""
+    is_name = isinstance(name_or_topology, str)
+    topology = TOPOLOGIES[name_or_topology](sizes) if is_name else name_or_topology
+    episode, _ = play(team_of("hint", topology, **voices), said or (lambda key: r"\boxed{5}"))
+    assert episode.outcome == "answered"
+    turns = sum(len(trace.turns) for trace in episode.traces)
+    return score_episode(episode).critical_steps, turns
+
+
+@pytest.mark.parametrize("actor", [{}, dict(chat=None)], ids=["local", "endpoint"])
+def test_nodes_of_a_wave_are_one_critical_step(actor):
+    """By hand: (steps, turns); steps count what had to wait, turns everything."""
+    assert steps("actor", actor=actor) == (1, 1)
+    assert steps("vote", actor=actor) == (1, 3)  # 3 votes at once
+    assert steps("hint", actor=actor) == (2, 2)
+    assert steps("critic", actor=actor) == (3, 3)  # draft, critique, revision
+    assert steps("roles", actor=actor) == (4, 4)
+    for agents, rounds in ((3, 2), (2, 3), (4, 1)):
+        sizes = Sizes(votes=3, debaters=agents, rounds=rounds, experts=2)
+        for team in ("mad", "debate"):  # n agents at once, r times
+            assert steps(team, sizes, actor=actor) == (rounds, agents * rounds)
+        assert steps("guided_debate", sizes, actor=actor) == (1 + rounds, 1 + agents * rounds)
+    # draft and both experts, both their solutions, then one revision after the other
+    assert steps("evoagent", actor=actor) == (4, 7)
+
+
+def test_a_wave_that_nobody_spoke_in_is_no_step():
+    """Both experts are discarded: draft and experts, and two checks at once."""
+    said = {("draft", 0): r"\boxed{5}", ("expert1", 0): "?", ("expert2", 0): "?",
+            ("check1", 0): "Discard", ("check2", 0): "Discard"}  # fmt: skip
+    assert steps("evoagent_checked", said=said) == (2, 5)
+
+
+def test_an_agent_that_speaks_again_beside_another_waits_with_it():
+    """a and b first; c reads both; then a again beside d, who also waited for c alone."""
+    topology = Topology(
+        nodes=(
+            Node("a1", "solve", agent="a"),
+            Node("b", "solve"),
+            Node("c", "critique", {"solution": ("a1", "b")}),
+            Node("a2", "debate", {"solutions": ("c",)}, agent="a"),
+            Node("d", "critique", {"solution": ("c",)}),
+        ),
+        answers=("a2",),
+    )
+    assert steps(topology) == (3, 5)
+
+
 def test_nodes_speak_as_soon_as_what_they_read_is_said():
     critic = [[node.name for node in wave] for wave in waves(TOPOLOGIES["critic"](SIZES))]
     assert critic == [["draft"], ["critique"], ["revise"]]

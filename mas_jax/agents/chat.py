@@ -187,7 +187,9 @@ class Conversation:
         assert self._sampled is None, "outside text must come between two generations"
         return (*self.strands[-1].tokens, *self._chat.answer, *self._chat.prefill)
 
-    def append(self, sample: Sample, *, owner: int, action: str, reason: str = "") -> None:
+    def append(
+        self, sample: Sample, *, owner: int, action: str, reason: str = "", wave: int | None = None
+    ) -> None:
         """Adds what was sampled from `prompt()`, verbatim, as one turn of `owner`."""
         assert self._sampled is None, "outside text must come between two generations"
         strand = self.strands[-1]
@@ -195,7 +197,7 @@ class Conversation:
         start = len(strand.tokens)
         strand.add_sample(sample, owner)
         strand.turns.append(
-            Turn(start, len(strand.tokens), action, sample.stop_reason, reason=reason)
+            Turn(start, len(strand.tokens), action, sample.stop_reason, reason=reason, wave=wave)
         )
         self._sampled = sample.tokens
 

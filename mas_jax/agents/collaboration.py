@@ -103,8 +103,10 @@ async def play_topology(play: Play) -> list[Ending]:
     roles = {node.speaker: topology.role(node) for node in topology.nodes}
     speakers = {agent: Speaker(play, agent, role, c.voices[role]) for agent, role in roles.items()}
     said: dict[str, str] = {}
-    for nodes in waves(topology):
-        words = await run_all(_speak(play, node, speakers[node.speaker], said) for node in nodes)
+    for wave, nodes in enumerate(waves(topology)):
+        words = await run_all(
+            _speak(play, node, wave, speakers[node.speaker], said) for node in nodes
+        )
         if None in words:
             return [Ending("", "context")] * (len(topology.answers) if c.is_sampled else 1)
         said |= {node.name: text for node, text in zip(nodes, words, strict=True)}
@@ -114,7 +116,9 @@ async def play_topology(play: Play) -> list[Ending]:
     return [Ending("", "invalid") if a is None else Ending(a, "answered") for a in answers]
 
 
-async def _speak(play: Play, node: Node, speaker: Speaker, said: Mapping[str, str]) -> str | None:
+async def _speak(
+    play: Play, node: Node, wave: int, speaker: Speaker, said: Mapping[str, str]
+) -> str | None:
     c = play.team.collaboration
     if node.judge and _DISCARD.search(said[node.judge]):
         return said.get(node.instead, "")
@@ -132,6 +136,7 @@ async def _speak(play: Play, node: Node, speaker: Speaker, said: Mapping[str, st
         c.texts.system[node.prompt],
         text,
         action=node.prompt,
+        wave=wave,
         temperature=c.vote_temperature if node.is_varied and _is_frozen(c, node) else None,
         fault=lambda words: "no answer" if must_answer and c.answer_of(words) is None else "",
     )

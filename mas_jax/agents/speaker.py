@@ -46,22 +46,30 @@ class Speaker:
         play.agents.append(self)
 
     async def say(
-        self, system: str, text: str, *, action: str, temperature: float | None, fault: Fault
+        self,
+        system: str,
+        text: str,
+        *,
+        action: str,
+        wave: int,
+        temperature: float | None,
+        fault: Fault,
     ) -> str | None:
         """What the policy says to a text, without its thoughts; None if there is no room for it.
 
-        system: of the first text; "" for none. temperature: in place of the voice's own.
+        system: of the first text; "" for none. wave: all that speak in it speak at once.
+        temperature: in place of the voice's own.
         """
         temperature = self._voice.temperature if temperature is None else temperature
         ask = self._say_text if self._voice.chat is None else self._say_tokens
-        said = await ask(system, text, action, temperature, fault)
+        said = await ask(system, text, action, wave, temperature, fault)
         if said is not None:
             self._num_said += 1
             self._play.turns_used += 1
         return said
 
     async def _say_tokens(
-        self, system: str, text: str, action: str, temperature: float, fault: Fault
+        self, system: str, text: str, action: str, wave: int, temperature: float, fault: Fault
     ) -> str | None:
         v = self._voice
         if self._conversation is None:
@@ -80,12 +88,13 @@ class Speaker:
         said = aloud(v.chat.tokenizer.decode(sample.tokens[:-1] if ended else sample.tokens))
         reason = fault(said)
         self._conversation.append(
-            sample, owner=ROLES[self._role], action="invalid" if reason else action, reason=reason
-        )
+            sample, owner=ROLES[self._role], action="invalid" if reason else action,
+            reason=reason, wave=wave,
+        )  # fmt: skip
         return said
 
     async def _say_text(
-        self, system: str, text: str, action: str, temperature: float, fault: Fault
+        self, system: str, text: str, action: str, wave: int, temperature: float, fault: Fault
     ) -> str:
         v = self._voice
         if system and not self._messages:
@@ -100,8 +109,9 @@ class Speaker:
         reason = "refused" if reply.is_refused else fault(said)
         start, end = reply.input_tokens, reply.input_tokens + reply.output_tokens
         turn = Turn(
-            start, end, "invalid" if reason else action, reply.stop_reason, reason, text=reply.text
-        )
+            start, end, "invalid" if reason else action, reply.stop_reason, reason, wave=wave,
+            text=reply.text,
+        )  # fmt: skip
         strand = Strand(
             tokens=[UNTOLD] * end,
             owners=[NOBODY] * start + [ROLES[self._role]] * reply.output_tokens,

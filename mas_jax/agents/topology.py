@@ -104,7 +104,6 @@ def resampled(topology: Topology, count: int) -> Topology:
             "in its conversation and read by nobody"
         )
     (node,) = found
-    # such as solve.s1, which one critical step holds all of
     copies = tuple(
         replace(node, name=f"{node.name}.s{i}", agent="", is_varied=True)
         for i in range(1, count + 1)

@@ -70,10 +70,11 @@ def _trace_to_json(trace: Trace) -> dict:
 
 
 def _turn_to_json(turn: Turn) -> dict:
-    """The turn's fields; those of a search, a history or an endpoint only where it has them."""
+    """The turn's fields; those of a search, a history, a topology or an endpoint only where it has
+    them."""
     fields = {**vars(turn), "stop_reason": turn.stop_reason.value}
     empty = [name for name in ("query", "found", "text") if not fields[name]]
-    empty += [] if turn.dropped is not None else ["dropped"]
+    empty += [name for name in ("dropped", "wave") if fields[name] is None]
     return {name: value for name, value in fields.items() if name not in empty}
 
 

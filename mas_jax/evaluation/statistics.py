@@ -63,21 +63,23 @@ def score_episode(episode: Episode) -> EpisodeScore:
 
 
 def critical_steps(episode: Episode) -> int:
-    """Turns that had to wait for each other: the Leader's, and of each wave its longest Searcher's.
+    """Turns that had to wait for each other: the Leader's, and of each wave its longest Searcher's;
+    of a topology the waves in which anybody spoke.
 
     A lone Searcher's turns all count. As in `turns_used`, invalid turns count and the Answerer's
     candidates, which are drawn at once, do not.
     Source: Kimi K2.5, arXiv 2602.02276: sum over stages of S_main + max_i S_sub,i.
     """
+    steps: set[tuple[str, int]] = set()  # a wave, and which of its steps
     turns: Counter[str] = Counter()
     for trace in episode.traces:
-        if trace.role != "answerer":
-            turns[trace.path] += len(trace.turns)
-    longest: dict[str, int] = {}
-    for path, number in turns.items():
-        wave = path.rpartition(".s")[0] or path  # leader/w1 of leader/w1.s2
-        longest[wave] = max(longest.get(wave, 0), number)
-    return sum(longest.values())
+        if trace.role == "answerer":
+            continue
+        wave = trace.path.rpartition(".s")[0] or trace.path  # leader/w1 of leader/w1.s2
+        for turn in trace.turns:
+            steps.add((wave, turns[trace.path]) if turn.wave is None else ("", turn.wave))
+            turns[trace.path] += 1
+    return len(steps)
 
 
 def count_input_tokens(traces: Sequence[Trace]) -> int:

@@ -7,14 +7,17 @@ Must not know: how anything was played or trained.
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mas_jax import metrics
+from mas_jax.collaboration_rules import TOPOLOGIES
 from mas_jax.evaluation.report import Grid
 
 MAX_GAP = 1e-3  # nats, between a sampled token's log-prob in the engine and in the trainer
 MAX_INT8_GAP = math.log(2.0)  # where the importance weight of an int8 sampler's token is cut off
+REPLACED = "engine/actor_replacements"  # of a policy in our own engines, counted since the start
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Check:
 
 
 def of_evaluation(workdir: Path) -> list[Check]:
-    """Of an evaluation: no episode failed or is missing, no search failed, and some were made.
+    """Of an evaluation: no episode failed or is missing, no search failed; some were made, except
+    by teams of a topology, which write and never search.
 
     Raises: FileNotFoundError if it has not ended.
     """
@@ -43,14 +47,19 @@ def of_evaluation(workdir: Path) -> list[Check]:
             ("searches failed", cost["failed_searches"]),
         ):
             checks.append(Check(name, what, figure, "0", figure == 0))
-    most = max(team["per_workflow"]["searches"] for team in teams.values())
-    return [*checks, Check("all", "searches a workflow, most", most, "> 0", most > 0)]
+        if _is_topology(name):
+            checks.append(_above_0(name, "tokens written a workflow", cost["output_tokens"]))
+    searches = [t["per_workflow"]["searches"] for n, t in teams.items() if not _is_topology(n)]
+    if searches:
+        checks.append(_above_0("all", "searches a workflow, most", max(searches)))
+    return checks
 
 
 def of_training(workdir: Path) -> list[Check]:
     """Of each stage of a training run: what the sampler drew is what the trainer scores, unless the
     stage imitates and no sampler drew; nothing failed, no trace was too long, every loss is a
-    number.
+    number. Tokens of a trained role went into the loss, those of a frozen one into none, and a
+    frozen Actor's weights, where they are here, are those that it began with.
 
     Raises: FileNotFoundError if a stage that began has no policy yet, or none began.
     """
@@ -84,7 +93,34 @@ def of_training(workdir: Path) -> list[Check]:
             checks.append(Check(stage.name, what, most, "0", most == 0))
         number = sum(not math.isfinite(line["update/loss"]) for line in lines)
         checks.append(Check(stage.name, "losses not finite", number, "0", number == 0))
+        checks += _of_roles(stage.name, config["stages"][stage.name]["programme"], lines)
     return checks
+
+
+def _of_roles(stage: str, programme: Mapping[str, Mapping], lines: list[dict]) -> list[Check]:
+    tokens = {
+        role: sum(line.get(f"update/{role}/tokens", 0.0) for line in lines) for role in programme
+    }
+    trained = sum(tokens[role] for role, row in programme.items() if row["trained"])
+    checks = [_above_0(stage, "tokens of trained roles in the loss", trained)]
+    for role, row in programme.items():
+        if not row["trained"]:
+            what = f"tokens of the {role} in the loss"
+            checks.append(Check(stage, what, tokens[role], "0", tokens[role] == 0))
+    replaced = [line[REPLACED] for line in lines if REPLACED in line]
+    if replaced:
+        most = max(replaced)
+        checks.append(Check(stage, "changes of the actor's weights", most, "0", most == 0))
+    return checks
+
+
+def _is_topology(system: str) -> bool:
+    """Whether a system such as "hint, shown another problem" is of a team that nobody searches in."""
+    return system.partition(",")[0] in TOPOLOGIES
+
+
+def _above_0(part: str, what: str, figure: float) -> Check:
+    return Check(part, what, figure, "> 0", figure > 0)
 
 
 def grid(checks: list[Check]) -> Grid:

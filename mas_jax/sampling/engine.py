@@ -71,6 +71,11 @@ class Engine:
         """Counts since the engine was made."""
         return self.device.metrics
 
+    @property
+    def num_replacements(self) -> int:
+        """How often its weights have been replaced since it was made: never, of a frozen policy."""
+        return self._num_versions - 1
+
     # weights
 
     def set_params(self, params: qwen3.Params) -> None:

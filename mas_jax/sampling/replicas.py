@@ -59,14 +59,16 @@ class Replicas:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Sums over the engines of their metrics and their schedulers' counts; device_s: seconds in
-        which an engine computes, in the mean over them, since they work at once."""
+        """Sums over the engines of their metrics, their schedulers' counts and how often weights
+        were replaced; device_s: seconds in which an engine computes, in the mean over them, since
+        they work at once."""
         counts = [
             dataclasses.asdict(engine.metrics)
             | {
                 "prompt_tokens": engine.scheduler.num_prompt_tokens,
                 "shared_tokens": engine.scheduler.num_shared_tokens,
                 "preemptions": engine.scheduler.num_preemptions,
+                "replacements": engine.num_replacements,
             }
             for engine in self.engines
         ]
