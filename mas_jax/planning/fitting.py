@@ -138,18 +138,22 @@ def engine_tensor(config: ConfigDict, model: qwen3.ModelConfig, place: Slice) ->
 
 
 def promising(
-    config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str
+    config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str, *, least_pages: int
 ) -> tuple[list[Guess], list[Guess]]:
     """Candidates that should fit, the fastest by arithmetic first, and those that should not, the
-    smallest first. Raises: ValueError if none can be run at all, for the last one's reason."""
-    found, refused = [], None
+    smallest first. One that the config's pool leaves no room has so few pages as least_pages.
+
+    Raises: ValueError if none can be run at all, for the last one's reason."""
+    found, refused, limit = [], None, HEADROOM * place.hbm_bytes
     for one in candidates(config, model, place):
         try:
             found.append(guess(one, model, place, stage))
+            if found[-1].total > limit and least_pages < one.engine.num_pages:
+                one.engine.num_pages = least_pages
+                found[-1] = guess(one, model, place, stage)
         except ValueError as error:  # a mesh that the slice's axes or the config's rows do not make
             refused = error
     if not found:
         raise refused
-    limit = HEADROOM * place.hbm_bytes
     fit = sorted((g for g in found if g.total <= limit), key=lambda g: (g.token_s, g.total))
     return fit, sorted((g for g in found if g.total > limit), key=lambda g: g.total)
