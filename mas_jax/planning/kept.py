@@ -10,8 +10,8 @@ from mas_jax.planning import calibration, chips, compile_plan, report
 
 RECORDS = Path(__file__).parent / "records" / "plans"
 COLUMNS = (
-    "config, changed", "stage", "slice", "HBM GiB", "train MFU", "score MFU", "decode of roof",
-    "longest wait", "questions/hour", "chip-hours",
+    "plan", "slice", "tokens a row, rows a device, remat", "engines", "HBM GiB", "train MFU",
+    "score MFU", "decode of roof", "longest wait", "questions/hour", "chip-hours",
 )  # fmt: skip
 
 
@@ -52,8 +52,9 @@ def keep(
     place, t = plan.run.place, plan.run.config.train
     record = dict(
         config=config, changes=changes, stage=plan.run.stage, slice=place.name, steps=steps,
-        mesh=t.mesh.to_dict(), micro_rows=t.micro_rows, remat=t.remat,
-        engine_devices=plan.run.sampler_mesh.size, hbm_of_gib=round(place.hbm_bytes / chips.GIB, 1),
+        mesh=t.mesh.to_dict(), row_length=t.row_length, micro_rows=t.micro_rows, remat=t.remat,
+        engine_devices=plan.run.sampler_mesh.size, decode_rows=plan.run.settings.decode_rows,
+        hbm_of_gib=round(place.hbm_bytes / chips.GIB, 1),
         **figures(plan, steps=steps), printed=text.splitlines(),
     )  # fmt: skip
     RECORDS.mkdir(parents=True, exist_ok=True)
@@ -79,8 +80,13 @@ def both(record: dict, name: str, form: str, *, is_rate: bool = True) -> str:
 def row(record: dict) -> str:
     """A line of the README's table: bound / calibrated."""
     place = f"{record['hbm_gib']:.1f} of {record['hbm_of_gib']:.0f}"
-    said = ", ".join([record["config"], *record["changes"]])
-    cells = [said, record["stage"], record["slice"], place]
+    mesh = record["mesh"]
+    rows = record["micro_rows"] // (mesh["data"] * mesh["fsdp"])
+    cells = [
+        f"{record['config']}, {record['stage']}", record["slice"],
+        f"{record['row_length']:,}, {rows}, {record['remat']}",
+        f"{record['decode_rows']} rows on {record['engine_devices']}", place,
+    ]  # fmt: skip
     if "train_bound_mfu" not in record:
         return "| " + " | ".join([*cells, *["-"] * 6]) + " |"
     longest, worst = max((frac, name) for name, frac in record["longest_wait_frac"].items())
