@@ -8,6 +8,7 @@ Needs the extra `plan` (libtpu), no TPU. Every time is what the chips' peaks all
 calibrated. Ends with code 3 where something does not fit.
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -94,7 +95,13 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     if SEARCH.value:
         found = searching.search(
-            config, model, place, stage, workload, most=SEARCH.value, say=console.print
+            config,
+            model,
+            place,
+            stage,
+            workload,
+            most=SEARCH.value,
+            say=functools.partial(console.print, soft_wrap=True),
         )
         known = calibration.read_calibration(TOPOLOGY.value)
         print("\n".join(searching.lines(found, place, known)))

@@ -16,6 +16,7 @@ from mas_jax.planning.cost import Cost
 MODEL = qwen3.PRESETS["toy-1m"]
 MIB = 2**20
 PAGES = default_config().engine.num_pages
+KNOBS = dict(least_pages=PAGES, headroom=fitting.HEADROOM)
 
 
 def place(hbm_bytes: float) -> chips.Slice:
@@ -27,12 +28,10 @@ def place(hbm_bytes: float) -> chips.Slice:
 def test_what_is_too_large_by_arithmetic_is_never_compiled():
     config = default_config()
     config.train.row_length = 4096
-    every, none = fitting.promising(
-        config, MODEL, place(32 * chips.GIB), "student", least_pages=PAGES
-    )
+    every, none = fitting.promising(config, MODEL, place(32 * chips.GIB), "student", **KNOBS)
     assert (len(every), none) == (9, [])  # rows x remat; one device makes one mesh
     limit = sorted(one.total for one in every)[4] / fitting.HEADROOM
-    some, pruned = fitting.promising(config, MODEL, place(limit + 1), "student", least_pages=PAGES)
+    some, pruned = fitting.promising(config, MODEL, place(limit + 1), "student", **KNOBS)
     assert (len(some), len(pruned)) == (5, 4)
     assert max(one.total for one in some) <= sorted(one.total for one in every)[4]
 
@@ -43,15 +42,11 @@ def test_where_nothing_can_be_run_the_reason_is_told(monkeypatch):
 
     monkeypatch.setattr(fitting, "guess", _refuse)
     with pytest.raises(ValueError, match="why"):
-        fitting.promising(
-            default_config(), MODEL, place(32 * chips.GIB), "student", least_pages=PAGES
-        )
+        fitting.promising(default_config(), MODEL, place(32 * chips.GIB), "student", **KNOBS)
 
 
 def test_on_one_device_what_recomputes_least_comes_first():
-    found, _ = fitting.promising(
-        default_config(), MODEL, place(32 * chips.GIB), "student", least_pages=PAGES
-    )
+    found, _ = fitting.promising(default_config(), MODEL, place(32 * chips.GIB), "student", **KNOBS)
     settings = [(one.config.train.remat, one.config.train.micro_rows) for one in found]
     # nothing passes over links, so that rows only take memory
     assert settings == [(remat, rows) for remat in ("none", "dots", "full") for rows in (1, 2, 4)]
@@ -99,17 +94,23 @@ def test_the_best_few_are_shown_with_their_settings():
 
 def test_fewer_pages_make_room_for_what_the_pool_leaves_none():
     config = default_config()
-    with_pool, _ = fitting.promising(config, MODEL, place(32 * chips.GIB), "student", least_pages=9)
+    with_pool, _ = fitting.promising(
+        config, MODEL, place(32 * chips.GIB), "student", **KNOBS | dict(least_pages=9)
+    )
     largest = max(with_pool, key=lambda one: one.total)
     assert largest.config.engine.num_pages == PAGES  # there is room: it stays
     room = place((largest.total - 1) / fitting.HEADROOM)
-    fit, large = fitting.promising(config, MODEL, room, "student", least_pages=9)
+    fit, large = fitting.promising(config, MODEL, room, "student", **KNOBS | dict(least_pages=9))
     (smaller,) = (one for one in fit if one.config.engine.num_pages == 9)
     assert smaller.config.train == largest.config.train and not large
     pages = (PAGES - 9) * fitting.page_bytes(config, MODEL)
     assert largest.total - smaller.total >= pages  # the pool may be padded
+    # the whole of HBM is room enough
+    assert (
+        len(fitting.promising(config, MODEL, room, "student", **KNOBS | dict(headroom=1.0))[0]) == 9
+    )
     # pages that nobody asks to be fewer
-    _, large = fitting.promising(config, MODEL, room, "student", least_pages=PAGES)
+    _, large = fitting.promising(config, MODEL, room, "student", **KNOBS)
     assert [one.config.train for one in large] == [largest.config.train]
 
 

@@ -47,7 +47,9 @@ def search(
     """The most promising candidates compiled, the fastest that fit first; none where none should
     fit. say: is told of each."""
     pool = fitting.sized_pool(config, model, positions=workload.context).engine.num_pages
-    fit, large = fitting.promising(config, model, place, stage, least_pages=pool)
+    fit, large = fitting.promising(
+        config, model, place, stage, least_pages=pool, headroom=fitting.ALL
+    )
     say(
         f"{len(fit) + len(large)} candidates, {len(large)} too large by arithmetic, "
         f"{min(most, len(fit))} to compile"

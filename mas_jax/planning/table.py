@@ -46,7 +46,12 @@ def make_record(model_name: str, topology: str) -> dict:
     config = fitting.sized_pool(config, model, positions=workload.context)
     config.mesh.tensor = fitting.engine_tensor(config, model, place)
     fit, large = fitting.promising(
-        config, model, place, "student", least_pages=config.engine.num_pages
+        config,
+        model,
+        place,
+        "student",
+        least_pages=config.engine.num_pages,
+        headroom=fitting.HEADROOM,
     )
     one = fit[0] if fit else large[0]
     t = one.config.train
