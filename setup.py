@@ -19,7 +19,7 @@ setup(
     package_data={
         "mas_jax": ["assets/*/*", "assets/math/*/*"],
         "mas_jax.agents": ["prompts/*/*", "*.json"],
-        "mas_jax.planning": ["records/*.json", "records/table/*.json"],
+        "mas_jax.planning": ["records/*.json", "records/table/*.json", "records/plans/*.json"],
     },
     python_requires=">=3.11",
     install_requires=[

@@ -2,12 +2,15 @@
 `python launch/plan.py --config=configs/opd.py --topology=v5p:2x2x2`.
 
 With `--search` other meshes, rows a device and remat policies beside the config's; `--calibrate`
-plans two published runs instead, `--table` many models and slices (it goes on where it stopped).
+plans two published runs instead, `--table` many models and slices (it goes on where it stopped);
+`--keep=NAME` writes a record that the README shows.
 Needs the extra `plan` (libtpu), no TPU. Every time is what the chips' peaks allow, or is called
 calibrated. Ends with code 3 where something does not fit.
 """
 
+import functools
 import sys
+from pathlib import Path
 
 from absl import app, flags
 from ml_collections import config_flags
@@ -15,7 +18,16 @@ from rich.console import Console
 
 from mas_jax.config_rules import check_correction, validate
 from mas_jax.model import qwen3
-from mas_jax.planning import calibration, chips, compile_plan, compiler, report, run_programs, table
+from mas_jax.planning import (
+    calibration,
+    chips,
+    compile_plan,
+    compiler,
+    kept,
+    report,
+    run_programs,
+    table,
+)
 from mas_jax.planning import search as searching
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "config file, such as configs/opd.py")
@@ -27,6 +39,7 @@ INPUT = flags.DEFINE_float("input_tokens", 9172, "read in an episode, on average
 OUTPUT = flags.DEFINE_float("output_tokens", 697, "sampled in an episode, on average")
 VIEW = flags.DEFINE_float("view_tokens", 600, "that an episode's privileged texts have")
 SEARCH = flags.DEFINE_integer("search", 0, "compile so many candidates, print the best")
+KEEP = flags.DEFINE_string("keep", "", "write the plan as the record of this name")
 CALIBRATE = flags.DEFINE_bool("calibrate", False, "plan the published runs, write the record")
 TABLE = flags.DEFINE_bool("table", False, "plan the cells that have no record, print all")
 
@@ -61,6 +74,8 @@ def main(argv: list[str]) -> None:
         return
     if config is None:
         raise app.UsageError("--config is missing; for example --config=configs/opd.py")
+    if KEEP.value and (ONLY.value or SEARCH.value):
+        raise app.UsageError("--keep is of a plan of all programs; leave out --only and --search")
     workload = compile_plan.Workload(INPUT.value, OUTPUT.value, view_tokens=VIEW.value)
     try:
         validate(config, has_weights=False)
@@ -80,10 +95,17 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(str(error)) from error
     if SEARCH.value:
         found = searching.search(
-            config, model, place, stage, workload, most=SEARCH.value, say=console.print
+            config,
+            model,
+            place,
+            stage,
+            workload,
+            most=SEARCH.value,
+            say=functools.partial(console.print, soft_wrap=True),
         )
-        print("\n".join(searching.lines(found, place)))
-        return
+        known = calibration.read_calibration(TOPOLOGY.value)
+        print("\n".join(searching.lines(found, place, known)))
+        sys.exit(0 if any(one.max_pages for one in found) else 3)
     phases = []
     with console.status("compiling") as status:
         for phase in compile_plan.make_plan(run, workload, only=tuple(ONLY.value)):
@@ -91,8 +113,14 @@ def main(argv: list[str]) -> None:
             console.print(f"{phase.name}: compiled in {phase.compile_s:.0f} s {phase.error}")
             status.update(f"compiling, {len(phases)} done")
     plan = compile_plan.Plan(run, workload, tuple(phases))
-    known = calibration.read_calibration(TOPOLOGY.value)
-    print(report.text(plan, steps=config.stages[stage].steps, calibration=known))
+    known, steps = calibration.read_calibration(TOPOLOGY.value), config.stages[stage].steps
+    text = report.text(plan, steps=steps, calibration=known)
+    print(text)
+    if KEEP.value:
+        flag = flags.FLAGS["config"]
+        file = Path(config_flags.get_config_filename(flag)).name
+        changes = [f"{k}={v}" for k, v in config_flags.get_override_values(flag).items()]
+        kept.keep(KEEP.value, plan, steps=steps, config=file, changes=changes, text=text)
     sys.exit(0 if plan.fits else 3)
 
 

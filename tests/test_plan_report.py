@@ -7,7 +7,7 @@ import pytest
 
 from mas_jax.config import default_config
 from mas_jax.model import qwen3
-from mas_jax.planning import chips, report
+from mas_jax.planning import chips, kept, report
 from mas_jax.planning.calibration import Calibration
 from mas_jax.planning.compile_plan import Phase, Plan, Workload, forward_flops, matmul_params
 from mas_jax.planning.cost import Collective, Cost
@@ -47,6 +47,7 @@ def plan(*phases: Phase, held: dict[str, float]) -> Plan:
     run = SimpleNamespace(
         place=place, held={name: gib * GIB for name, gib in held.items()},
         config=default_config(), num_engines=2, sampler_mesh=SimpleNamespace(size=2),
+        stage="stage", settings=SimpleNamespace(decode_rows=64),
     )  # fmt: skip
     return Plan(run, Workload(), phases)
 
@@ -71,6 +72,39 @@ def test_decoding_is_compared_with_the_bytes_that_it_must_read():
     found = plan(decode, held={"weights": 10.0})
     assert decode.roof_frac(found.run.place) == pytest.approx(1 / 12)
     assert report.rows(found)[0][-1] == "8"
+
+
+def test_a_plan_is_kept_with_what_was_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "RECORDS", tmp_path / "plans")
+    decode = dataclasses.replace(phase("decode"), needed_bytes=1638e9 / 4)
+    whole = plan(
+        phase("score of teacher"), phase(), phase("prefill"), decode, held={"weights": 10.0}
+    )
+    text = report.text(whole, steps=300, calibration=None)
+    kept.keep("one", whole, steps=300, config="toy.py", changes=["seed=1"], text=text)
+    (record,) = kept.read()
+    assert record["printed"] == text.splitlines()
+    assert (record["config"], record["changes"], record["stage"]) == ("toy.py", ["seed=1"], "stage")
+    # one of three seconds of a third of the peak; half a second is the longest wait of each
+    assert record["train_bound_mfu"] == record["score_bound_mfu"] == 0.333
+    assert set(record["longest_wait_frac"].values()) == {0.167}
+    assert record["bound_step_s"] == 24.0
+    assert record["bound_chip_hours"] == pytest.approx(4 * 300 * 24 / 3600)
+    cells = kept.row(record).strip("| ").split(" | ")
+    assert cells[0] == "toy.py, stage" and cells[4] == "20.0 of 32"
+    assert cells[8].startswith("17%, ")
+    # v6e reached 0.775 of its bound
+    assert cells[5] == "0.33 / 0.26" and cells[10] == "8 / 10"
+
+
+def test_a_plan_that_could_not_be_compiled_is_kept_without_times(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "RECORDS", tmp_path)
+    broken = plan(phase(gib=40.0, error="needs 40.0 of 31.2 GiB"), held={"weights": 8.0})
+    kept.keep("one", broken, steps=3, config="toy.py", changes=[], text="x")
+    (record,) = kept.read()
+    assert not record["is_fitting"] and "train_bound_mfu" not in record
+    assert record["advice"] == report.advice(broken)
+    assert kept.row(record).count("| - ") == 6
 
 
 def test_an_estimate_says_that_it_is_one_and_whose_part_of_the_bound_it_takes():

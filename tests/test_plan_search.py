@@ -9,11 +9,14 @@ import pytest
 from mas_jax.config import default_config, pod_config
 from mas_jax.model import qwen3
 from mas_jax.planning import chips, fitting, search
-from mas_jax.planning.compile_plan import Phase
+from mas_jax.planning.calibration import Calibration
+from mas_jax.planning.compile_plan import Phase, Workload
 from mas_jax.planning.cost import Cost
 
 MODEL = qwen3.PRESETS["toy-1m"]
 MIB = 2**20
+PAGES = default_config().engine.num_pages
+KNOBS = dict(least_pages=PAGES, headroom=fitting.HEADROOM)
 
 
 def place(hbm_bytes: float) -> chips.Slice:
@@ -25,10 +28,10 @@ def place(hbm_bytes: float) -> chips.Slice:
 def test_what_is_too_large_by_arithmetic_is_never_compiled():
     config = default_config()
     config.train.row_length = 4096
-    every, none = fitting.promising(config, MODEL, place(32 * chips.GIB), "student")
+    every, none = fitting.promising(config, MODEL, place(32 * chips.GIB), "student", **KNOBS)
     assert (len(every), none) == (9, [])  # rows x remat; one device makes one mesh
     limit = sorted(one.total for one in every)[4] / fitting.HEADROOM
-    some, pruned = fitting.promising(config, MODEL, place(limit + 1), "student")
+    some, pruned = fitting.promising(config, MODEL, place(limit + 1), "student", **KNOBS)
     assert (len(some), len(pruned)) == (5, 4)
     assert max(one.total for one in some) <= sorted(one.total for one in every)[4]
 
@@ -39,11 +42,11 @@ def test_where_nothing_can_be_run_the_reason_is_told(monkeypatch):
 
     monkeypatch.setattr(fitting, "guess", _refuse)
     with pytest.raises(ValueError, match="why"):
-        fitting.promising(default_config(), MODEL, place(32 * chips.GIB), "student")
+        fitting.promising(default_config(), MODEL, place(32 * chips.GIB), "student", **KNOBS)
 
 
 def test_on_one_device_what_recomputes_least_comes_first():
-    found, _ = fitting.promising(default_config(), MODEL, place(32 * chips.GIB), "student")
+    found, _ = fitting.promising(default_config(), MODEL, place(32 * chips.GIB), "student", **KNOBS)
     settings = [(one.config.train.remat, one.config.train.micro_rows) for one in found]
     # nothing passes over links, so that rows only take memory
     assert settings == [(remat, rows) for remat in ("none", "dots", "full") for rows in (1, 2, 4)]
@@ -75,12 +78,52 @@ def test_the_best_few_are_shown_with_their_settings():
     config = fitting.changed(default_config(), 4, 2, 3, "dots")
     phase = Phase("gradients", 1.0, Cost(918e12, 1e9, 2.0), 300 * MIB, 100.0, 459e12, 60.0)
     one = search.Tried(fitting.Guess(config, 100.0, 50.0, 1e-6), phase, 25.0, 0.5, 7000)
-    (line,) = search.lines([one], place(1024 * MIB))
+    (line,) = search.lines([one], place(1024 * MIB), None)
     assert line.startswith("bound_mfu 0.50, 25 tokens/s/chip, 0.3 of 1.0 GiB, room for num_pages=7")
+    (estimate,) = search.lines([one], place(1024 * MIB), Calibration(0.8, "a run"))
+    assert estimate.startswith("bound_mfu 0.50 (calibrated 0.40), 25 tokens/s/chip")
     for setting in ("mesh.fsdp=4", "mesh.tensor=2", "micro_rows=12", "remat=dots"):
         assert f"--config.train.{setting}" in line
-    (line,) = search.lines([dataclasses.replace(one, max_pages=0)], place(MIB))
-    assert "DOES NOT FIT" in line
+    (line,) = search.lines([dataclasses.replace(one, max_pages=0)], place(MIB), None)
+    assert "DOES NOT FIT: --config" in line
+    refused = dataclasses.replace(phase, error="needs 40.0 of 32.0 GiB")
+    one = dataclasses.replace(one, phase=refused, max_pages=0)
+    (line,) = search.lines([one], place(MIB), None)
+    assert "DOES NOT FIT (needs 40.0 of 32.0 GiB): --config" in line
+
+
+def test_fewer_pages_make_room_for_what_the_pool_leaves_none():
+    config = default_config()
+    with_pool, _ = fitting.promising(
+        config, MODEL, place(32 * chips.GIB), "student", **KNOBS | dict(least_pages=9)
+    )
+    largest = max(with_pool, key=lambda one: one.total)
+    assert largest.config.engine.num_pages == PAGES  # there is room: it stays
+    room = place((largest.total - 1) / fitting.HEADROOM)
+    fit, large = fitting.promising(config, MODEL, room, "student", **KNOBS | dict(least_pages=9))
+    (smaller,) = (one for one in fit if one.config.engine.num_pages == 9)
+    assert smaller.config.train == largest.config.train and not large
+    pages = (PAGES - 9) * fitting.page_bytes(config, MODEL)
+    assert largest.total - smaller.total >= pages  # the pool may be padded
+    # the whole of HBM is room enough
+    assert (
+        len(fitting.promising(config, MODEL, room, "student", **KNOBS | dict(headroom=1.0))[0]) == 9
+    )
+    # pages that nobody asks to be fewer
+    _, large = fitting.promising(config, MODEL, room, "student", **KNOBS)
+    assert [one.config.train for one in large] == [largest.config.train]
+
+
+def test_where_nothing_fits_the_smallest_is_named_and_nothing_is_compiled():
+    said = []
+    found = search.search(
+        default_config(), MODEL, place(MIB), "student", Workload(171.0, 45.0), most=6,
+        say=said.append,
+    )  # fmt: skip
+    assert found == []
+    assert said[0].endswith("9 too large by arithmetic, 0 to compile")
+    assert said[1].startswith("the smallest, fsdp=1 tensor=1 rows a device=1 remat=full")
+    assert "of 0.0 GiB a device" in said[1] and "take a larger slice" in said[1]
 
 
 @pytest.mark.parametrize(("tensor", "rows"), [(1, 1), (2, 4)])

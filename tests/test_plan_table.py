@@ -7,7 +7,7 @@ import pytest
 
 from mas_jax.config import pod_config
 from mas_jax.model import qwen3
-from mas_jax.planning import calibration, chips, fitting, table
+from mas_jax.planning import calibration, chips, fitting, kept, table
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -21,6 +21,8 @@ def test_every_model_meets_every_slice_and_the_first_row_comes_first():
 def test_the_readme_shows_the_records():
     lines = README.read_text().splitlines()
     for line in table.markdown().splitlines():
+        assert line in lines
+    for line in kept.markdown().splitlines():
         assert line in lines
     for line in calibration.markdown(json.loads(calibration.RECORD.read_text())):
         assert line in lines

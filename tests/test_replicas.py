@@ -1,5 +1,7 @@
 """Several engines behind one `sample`: who gets what, and that it changes no token."""
 
+import time
+
 import jax
 import pytest
 from engines import make_engine, make_params, make_prompts, run, sample
@@ -28,6 +30,29 @@ def test_replicas_draw_what_one_engine_draws_and_share_the_questions():
     again = run(*(sample(replicas, PROMPTS[3], "3", max_tokens=2) for _ in range(5)))
     assert len({tuple(r) for r in again}) == 1
     assert replicas.metrics["shared_tokens"] == 5 * 28  # one question, one engine, one prefix
+
+
+def test_a_call_under_way_counts_as_it_goes():
+    engine = make_replicas(1).engines[0]
+    seen = []
+
+    def _slow(program):
+        def _run(*args):
+            seen.append(engine.device.busy_s)
+            time.sleep(0.02)
+            seen.append(engine.device.busy_s)
+            return program(*args)
+
+        return _run
+
+    run(sample(engine, PROMPTS[0]))
+    before = engine.device.busy_s
+    programs = engine.device._programs.items()
+    engine.device._programs = {name: _slow(one) for name, one in programs}
+    run(sample(engine, PROMPTS[0], "1", max_tokens=1))
+    assert 0 < before <= seen[0] and seen[1] - seen[0] >= 0.02
+    still = engine.device.busy_s
+    assert seen[-1] <= still == engine.device.busy_s  # nothing is under way
 
 
 def test_new_weights_reach_every_replica():

@@ -34,6 +34,7 @@ from mas_jax.learning.credit import credit, over_hosts
 from mas_jax.learning.objective import Forward
 from mas_jax.learning.privileged import Privilege, describe
 from mas_jax.learning.programme import Programme
+from mas_jax.learning.search_time import SearchTime
 from mas_jax.learning.teachers import Teacher
 from mas_jax.learning.trainer import Trainer
 from mas_jax.learning.turn_credit import Sources
@@ -294,7 +295,8 @@ def _step(
             host=jax.process_index(), num_hosts=jax.process_count(),
         )  # fmt: skip
         run = Run(seed=stage.seed, purpose="train", step=step)
-        search, texts = experience.remembering(stage.world.search)
+        searches = SearchTime(stage.world.search, lambda: stage.sampler_counts().get("device_s"))
+        search, texts = experience.remembering(searches.search)
         world = dataclasses.replace(stage.world, search=search)
         episodes = experience.collect(
             asked, s.group_size, stage.team, world=world, run=run, limits=stage.limits,
@@ -344,7 +346,8 @@ def _step(
         play_s=seconds["rollout"], train_s=seconds["score"] + seconds["update"],
     )  # fmt: skip
     step_s, num_tokens = time.perf_counter() - start_s, int(values["batch/num_tokens"])
-    return state, values | phases.metrics(step_s, num_tokens, sampled_s)
+    values |= phases.metrics(step_s, num_tokens, sampled_s) | searches.metrics(step_s)
+    return state, values
 
 
 def _watched(

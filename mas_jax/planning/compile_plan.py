@@ -219,6 +219,20 @@ def num_micro(run: run_programs.Run, workload: Workload) -> int:
     return math.ceil(rows / t.micro_rows)
 
 
+def batch_bytes(run: run_programs.Run, workload: Workload) -> float:
+    """That a device holds of a step's batch and of what was scored for it.
+
+    Eight arrays of a number for each position, four of views, one of each score, and a critic's
+    values, advantages and returns; micro-batches are filled up to a power of two.
+    """
+    t, filled = run.config.train, 1 << (num_micro(run, workload) - 1).bit_length()
+    rows = filled * t.micro_rows / (run.mesh.shape["data"] * run.mesh.shape["fsdp"])
+    scores = sum(name.startswith("score of") for name in run.lower if name != run_programs.START)
+    arrays = 8 + scores + 3 * ("gae" in run.lower)
+    views = 2 * (run.view_length + t.row_length) if run.view_length else 0
+    return 4 * rows * (arrays * t.row_length + views)
+
+
 def _training(run: run_programs.Run, name: str, workload: Workload) -> Iterator[Phase]:
     """Scores, gradients, the optimizer or the resharding, and what else the same program does: the
     score of the start, and each role's own gradient every some steps."""
@@ -279,12 +293,13 @@ def _use(
         flops += micro * forward_flops(
             run.model, t.micro_rows, run.view_length, scored_frac=scored
         )  # fmt: skip
-    # eight arrays of a batch and four of its views; micro-batches are filled up to a power of two
-    rows = (1 << (micro - 1).bit_length()) * t.micro_rows / batch_parts if is_pass else 0
-    views = 2 * (run.view_length + t.row_length) if run.view_length else 0
-    batch = 4 * rows * (8 * t.row_length + views)
-    gradient = run.held["weights"] if name == "optimizer" else 0.0
-    hbm = sum(run.held.values()) + peak + batch + gradient
+    hbm = sum(run.held.values()) + peak
+    if name == "gae":  # works on all micro-batches at once
+        hbm += (num_micro(run, workload) / run_programs.NUM_MICRO - 1) * peak
+    if name == "optimizer":
+        hbm += run.held["weights"]  # the gradient
+    if name != "resharding":
+        hbm += batch_bytes(run, workload)
     tokens = micro * tokens_micro if is_pass else 0.0
     return Phase(name, runs, reader.cost(), hbm, tokens, flops, seconds)
 

@@ -66,6 +66,9 @@ def start_compiler() -> None:
     jax.config.update("jax_platforms", "cpu")
     # without it libtpu asks the cloud what machine this is, for minutes
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    # what it would ask for; slices are named, so that any answer does, and without one it complains
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5p-8")
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there are no chips to keep others from
     # the label that no pass has: of all that can be dumped, the optimised program alone
     os.environ["LIBTPU_INIT_ARGS"] = sharding.tpu_flags(

@@ -13,6 +13,7 @@ from mas_jax.planning import run_programs
 from mas_jax.planning.chips import Slice
 
 HEADROOM = 0.92  # of HBM: the compiler leaves gaps, and the program takes room itself
+ALL = 1.0  # of it: what may just fit, the compiler decides
 UNCOVERED = 0.5  # of the time in which weights pass over the links; of layers' results all of it
 # by remat policy: forward passes of matmuls that an update takes (elementwise work is a fiftieth),
 # and how often the weights come together for them
@@ -138,18 +139,29 @@ def engine_tensor(config: ConfigDict, model: qwen3.ModelConfig, place: Slice) ->
 
 
 def promising(
-    config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str
+    config: ConfigDict,
+    model: qwen3.ModelConfig,
+    place: Slice,
+    stage: str,
+    *,
+    least_pages: int,
+    headroom: float,
 ) -> tuple[list[Guess], list[Guess]]:
     """Candidates that should fit, the fastest by arithmetic first, and those that should not, the
-    smallest first. Raises: ValueError if none can be run at all, for the last one's reason."""
-    found, refused = [], None
+    smallest first. One that the config's pool leaves no room has so few pages as least_pages.
+    headroom: share of HBM that a candidate may take.
+
+    Raises: ValueError if none can be run at all, for the last one's reason."""
+    found, refused, limit = [], None, headroom * place.hbm_bytes
     for one in candidates(config, model, place):
         try:
             found.append(guess(one, model, place, stage))
+            if found[-1].total > limit and least_pages < one.engine.num_pages:
+                one.engine.num_pages = least_pages
+                found[-1] = guess(one, model, place, stage)
         except ValueError as error:  # a mesh that the slice's axes or the config's rows do not make
             refused = error
     if not found:
         raise refused
-    limit = HEADROOM * place.hbm_bytes
     fit = sorted((g for g in found if g.total <= limit), key=lambda g: (g.token_s, g.total))
     return fit, sorted((g for g in found if g.total > limit), key=lambda g: g.total)

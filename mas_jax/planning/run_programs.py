@@ -178,7 +178,7 @@ def make_run(config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: 
         lower[START] = lambda: trainer.lower("score of the policy", shape)
     if trainer.has_critic:
         lower["gae"] = lambda: _lower_gae(trainer, shape, whiten=t.whiten)
-    lower["resharding"] = lambda: _lower_resharding(model, config, mesh)
+    lower["resharding"] = lambda: _lower_resharding(sampled, config, mesh)
     num_roles = sum(row.learns for row in trainer.programme.values())
     return Run(
         config, model, place, stage, num_roles, view_length, mesh, sampler_mesh, settings, lower,

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from mas_jax.model import qwen3
 from mas_jax.planning import compile_plan, fitting, run_programs
+from mas_jax.planning.calibration import Calibration
 from mas_jax.planning.chips import GIB, Slice
 
 
@@ -43,12 +44,22 @@ def search(
     config: ConfigDict, model: qwen3.ModelConfig, place: Slice, stage: str,
     workload: compile_plan.Workload, *, most: int, say: Callable[[str], None],
 ) -> list[Tried]:  # fmt: skip
-    """The most promising candidates compiled, the fastest that fit first. say: is told of each."""
-    fit, large = fitting.promising(config, model, place, stage)
-    say(
-        f"{len(fit) + len(large)} candidates, {len(large)} too large by arithmetic, {most} to "
-        "compile"
+    """The most promising candidates compiled, the fastest that fit first; none where none should
+    fit. say: is told of each."""
+    pool = fitting.sized_pool(config, model, positions=workload.context).engine.num_pages
+    fit, large = fitting.promising(
+        config, model, place, stage, least_pages=pool, headroom=fitting.ALL
     )
+    say(
+        f"{len(fit) + len(large)} candidates, {len(large)} too large by arithmetic, "
+        f"{min(most, len(fit))} to compile"
+    )
+    if not fit:
+        say(
+            f"the smallest, {large[0].name}, needs {large[0].total / GIB:.1f} of "
+            f"{place.hbm_bytes / GIB:.1f} GiB a device, {large[0].held / GIB:.1f} of them held "
+            "through the run: take a larger slice, a smaller model or a shorter train.row_length"
+        )
     found = []
     for one in fit[:most]:
         new = tried(one, model, place, stage, workload)
@@ -57,16 +68,23 @@ def search(
     return sorted(found, key=lambda t: (t.max_pages == 0, -t.mfu))
 
 
-def lines(found: list[Tried], place: Slice) -> list[str]:
+def lines(found: list[Tried], place: Slice, calibration: Calibration | None) -> list[str]:
     """The best few, one a line, with the settings that make them."""
     text = []
     for one in found:
-        t = one.guess.config.train
-        room = f"room for num_pages={one.max_pages}" if one.max_pages else "DOES NOT FIT"
+        c = one.guess.config
+        t, room = c.train, f"room for num_pages={one.max_pages}"
+        pages = min(c.engine.num_pages, one.max_pages or c.engine.num_pages)
+        speed = f"bound_mfu {one.mfu:.2f}"
+        if calibration is not None:
+            speed += f" (calibrated {calibration.ratio * one.mfu:.2f})"
+        if not one.max_pages:
+            room = f"DOES NOT FIT{f' ({one.phase.error})' if one.phase.error else ''}"
         text.append(
-            f"bound_mfu {one.mfu:.2f}, {one.rate:,.0f} tokens/s/chip, "
+            f"{speed}, {one.rate:,.0f} tokens/s/chip, "
             f"{one.phase.hbm_bytes / GIB:.1f} of {place.hbm_bytes / GIB:.1f} GiB, {room}: "
-            f"--config.train.mesh.fsdp={t.mesh.fsdp} --config.train.mesh.tensor={t.mesh.tensor} "
-            f"--config.train.micro_rows={t.micro_rows} --config.train.remat={t.remat}"
+            f"--config.train.mesh.data=1 --config.train.mesh.fsdp={t.mesh.fsdp} "
+            f"--config.train.mesh.tensor={t.mesh.tensor} --config.train.micro_rows={t.micro_rows} "
+            f"--config.train.remat={t.remat} --config.engine.num_pages={pages}"
         )
     return text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mas_jax.config import pod_config
 from mas_jax.model import qwen3
-from mas_jax.planning import calibration, chips, compile_plan, fitting, report, run_programs
+from mas_jax.planning import chips, compile_plan, fitting, kept, run_programs
 
 RECORDS = Path(__file__).parent / "records" / "table"
 MODELS = ("qwen3-4b", "qwen3-1.7b", "qwen3-8b", "qwen3-32b")
@@ -45,7 +45,14 @@ def make_record(model_name: str, topology: str) -> dict:
     workload = compile_plan.Workload()
     config = fitting.sized_pool(config, model, positions=workload.context)
     config.mesh.tensor = fitting.engine_tensor(config, model, place)
-    fit, large = fitting.promising(config, model, place, "student")
+    fit, large = fitting.promising(
+        config,
+        model,
+        place,
+        "student",
+        least_pages=config.engine.num_pages,
+        headroom=fitting.HEADROOM,
+    )
     one = fit[0] if fit else large[0]
     t = one.config.train
     record = dict(
@@ -61,33 +68,7 @@ def make_record(model_name: str, topology: str) -> dict:
     run = run_programs.make_run(one.config, model, place, "student")
     only = ("score of teacher", "gradients", "engine")
     plan = compile_plan.Plan(run, workload, tuple(compile_plan.make_plan(run, workload, only=only)))
-    return record | _figures(plan)
-
-
-def _figures(plan: compile_plan.Plan) -> dict:
-    """What a plan says, in a record."""
-    place, phases = plan.run.place, {phase.name: phase for phase in plan.phases}
-    found = dict(
-        is_fitting=plan.fits, is_compiled=True, hbm_gib=round(plan.hbm_bytes / chips.GIB, 1),
-        compile_s=round(sum(phase.compile_s for phase in plan.phases)),
-        advice=report.advice(plan),
-    )  # fmt: skip
-    if any(phase.error for phase in plan.phases):
-        return found
-    gradients, score, decode = (phases[n] for n in ("gradients", "score of teacher", "decode"))
-    return found | dict(
-        train_bound_mfu=round(gradients.bound_mfu(place), 3),
-        score_bound_mfu=round(score.bound_mfu(place), 3),
-        decode_roof_frac=round(decode.roof_frac(place), 3),
-        longest_wait_frac={
-            name: round(phases[name].exposed_frac, 3)
-            for name in ("gradients", "score of teacher", "prefill", "decode")
-        },
-        share={n: round(p.seconds / plan.step_s, 3) for n, p in phases.items()},
-        bound_step_s=round(plan.step_s, 2),
-        bound_questions_per_hour=round(plan.questions_per_hour),
-        bound_chip_hours=round(plan.chip_hours(STEPS), 1),
-    )  # fmt: skip
+    return record | kept.figures(plan, steps=STEPS)
 
 
 def fill(say: Callable[[str], None], *, only: tuple[str, ...] = ()) -> None:
@@ -121,18 +102,11 @@ def row(record: dict) -> str:
     cells = [record["model"], record["slice"], "yes" if record["is_fitting"] else "no", place]
     if "train_bound_mfu" not in record:
         return "| " + " | ".join([*cells, chosen, "-", "-", "-", "-", "-"]) + " |"
-    known = calibration.read_calibration(record["slice"])
-    ratio = known.ratio if known else 0.0
-
-    def _both(value: float, form: str, scale: float) -> str:
-        return f"{value:{form}} / {value * scale:{form}}" if ratio else f"{value:{form}} / -"
-
-    back = 1 / ratio if ratio else 0.0
     cells += [
-        chosen, _both(record["train_bound_mfu"], ".2f", ratio),
-        _both(record["score_bound_mfu"], ".2f", ratio), f"{record['decode_roof_frac']:.2f}",
-        _both(record["bound_questions_per_hour"], ",.0f", ratio),
-        _both(record["bound_chip_hours"], ",.0f", back),
+        chosen, kept.both(record, "train_bound_mfu", ".2f"),
+        kept.both(record, "score_bound_mfu", ".2f"), f"{record['decode_roof_frac']:.2f}",
+        kept.both(record, "bound_questions_per_hour", ",.0f"),
+        kept.both(record, "bound_chip_hours", ",.0f", is_rate=False),
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 

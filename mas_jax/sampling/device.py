@@ -64,6 +64,9 @@ class Device:
         check_settings(settings)
         self.config, self.settings, self.metrics = config, settings, EngineMetrics()
         self.mesh = mesh
+        # seconds of calls that ended, and when the one under way began: one tuple, since a thread
+        # writes what another reads
+        self._worked: tuple[float, float | None] = (0.0, None)
         self._programs: dict[tuple[str, int], jax.stages.Compiled] = {}
         here = paged_attention.choose("auto") == "ragged_paged"
         self.is_ragged = settings.calls == "ragged" or (settings.calls == "auto" and here)
@@ -84,6 +87,12 @@ class Device:
             params = jax.device_put(params, calls.shardings(params, self.config, self.mesh))
         with self._in_mesh():
             self._params = self._by_layer(params)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of device calls so far, the one under way included, compilation apart."""
+        ended_s, since = self._worked
+        return ended_s if since is None else ended_s + time.perf_counter() - since
 
     @property
     def weight_bytes(self) -> int:
@@ -119,9 +128,15 @@ class Device:
             self.metrics.compilations += 1
             self.metrics.compile_s += time.perf_counter() - start
             start = time.perf_counter()
-        self._pool, *results = self._programs[kind, bucket](*args)
-        results = [np.asarray(x) for x in results]
-        return results, time.perf_counter() - start
+        ended_s, _ = self._worked
+        self._worked = ended_s, start
+        try:
+            self._pool, *results = self._programs[kind, bucket](*args)
+            results = [np.asarray(x) for x in results]
+        finally:
+            seconds = time.perf_counter() - start
+            self._worked = ended_s + seconds, None
+        return results, seconds
 
     # calls
 

@@ -60,8 +60,8 @@ class Replicas:
     @property
     def metrics(self) -> dict[str, float]:
         """Sums over the engines of their metrics, their schedulers' counts and how often weights
-        were replaced; device_s: seconds in which an engine computes, in the mean over them, since
-        they work at once."""
+        were replaced; device_s: seconds in which an engine computes, calls under way included, in
+        the mean over them, since they work at once."""
         counts = [
             dataclasses.asdict(engine.metrics)
             | {
@@ -73,5 +73,5 @@ class Replicas:
             for engine in self.engines
         ]
         sums = {name: sum(count[name] for count in counts) for name in counts[0]}
-        device_s = (sums["prefill_s"] + sums["decode_s"]) / len(counts)
+        device_s = sum(engine.device.busy_s for engine in self.engines) / len(counts)
         return sums | {"device_s": device_s}
