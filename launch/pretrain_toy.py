@@ -2,7 +2,9 @@
 
 About a quarter of an hour on two cores; the shipped one is mas_jax/assets/toy_policy. Of toy
 mathematics (`--config=configs/agentpo_toy.py`) there are two, DIR/actor_policy and
-DIR/collaborator_policy; the shipped ones are in mas_jax/assets/math.
+DIR/collaborator_policy; the shipped ones are in mas_jax/assets/math. With
+`--config.math_pretrain.preset=toy-300k` or `=toy-1m-qwen2.5` the second is what is shipped as
+collaborator_small_policy or collaborator_family_policy.
 """
 
 from pathlib import Path

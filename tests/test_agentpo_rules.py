@@ -25,10 +25,12 @@ from mas_jax.data.questions import write_jsonl
 from mas_jax.files import write_json
 from mas_jax.learning import evaluate, math_policy, pipeline, policy_files, scenes, teams
 from mas_jax.learning.programme import make_programme
-from mas_jax.model import qwen3
+from mas_jax.learning.study_agentpo import OTHER_STARTS, START
+from mas_jax.model import hf, qwen3
 from mas_jax.records import UNTOLD
 
 QUIET = Console(quiet=True)
+COLLABORATOR_STARTS = (START, *(start for _, start in OTHER_STARTS.values()))
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,25 @@ def test_one_call_makes_both_starting_policies(tmp_path):
     assert weights(actor) != weights(collaborator)
     with pytest.raises(FileExistsError, match="actor_policy exists"):
         math_policy.make(config, tmp_path / "made", QUIET)
+    config.math_pretrain.preset = "toy-1m-qwen"
+    with pytest.raises(ValueError, match=r"math_pretrain\.preset: .*mean 'toy-1m-qwen2\.5'"):
+        math_policy.make(config, tmp_path / "other", QUIET)
+
+
+def test_collaborators_that_are_shipped_learned_from_the_same_and_differ_in_shape():
+    places = [assembly.asset(f"{start}_policy") for start in COLLABORATOR_STARTS]
+    made = [json.loads((place / "pretrain.json").read_text()) for place in places]
+    presets = [record["math_pretrain"].pop("preset") for record in made]
+    assert presets == ["toy-1m", "toy-300k", "toy-1m-qwen2.5"]
+    for key in ("math_pretrain", "tokenizer"):
+        assert all(record[key] == made[0][key] for record in made)
+    models = [hf.load_config(place) for place in places]
+    for preset, model in zip(presets, models, strict=True):
+        sizes = dict(vocab_size=models[0].vocab_size, max_positions=models[0].max_positions)
+        assert model == dataclasses.replace(qwen3.PRESETS[preset], **sizes)
+    counts = [qwen3.param_count(model) for model in models]
+    assert counts[1] == pytest.approx(counts[0] / 3, rel=0.05)
+    assert counts[2] == pytest.approx(counts[0], rel=0.01)
 
 
 def test_first_traces_hold_good_and_bad_hints_and_no_problem_that_is_played():

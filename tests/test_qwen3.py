@@ -88,9 +88,14 @@ def test_positions_start_again_in_each_segment():
 def test_presets_have_the_published_numbers_of_parameters():
     counts = {name: qwen3.param_count(qwen3.PRESETS[name]) for name in PUBLISHED}
     assert counts == PUBLISHED
-    assert set(qwen3.PRESETS) - set(PUBLISHED) == {"toy-1m", "toy-30m"}
-    assert 0.8e6 < qwen3.param_count(qwen3.PRESETS["toy-1m"]) < 1.2e6
-    assert 25e6 < qwen3.param_count(qwen3.PRESETS["toy-30m"]) < 35e6
+    toys = {
+        name: qwen3.param_count(qwen3.PRESETS[name]) for name in set(qwen3.PRESETS) - set(PUBLISHED)
+    }
+    assert set(toys) == {"toy-300k", "toy-1m", "toy-1m-qwen2.5", "toy-30m"}
+    assert 0.8e6 < toys["toy-1m"] < 1.2e6
+    assert 25e6 < toys["toy-30m"] < 35e6
+    assert 0.3 < toys["toy-300k"] / toys["toy-1m"] < 0.36
+    assert abs(toys["toy-1m-qwen2.5"] / toys["toy-1m"] - 1) < 0.01
 
 
 def test_the_2507_model_differs_from_its_base_in_its_positions_only():

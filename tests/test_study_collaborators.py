@@ -4,6 +4,7 @@ import pytest
 from test_study import record
 
 from mas_jax.evaluation import study_collaborators
+from mas_jax.learning import study_report
 
 
 def team(cell, seed, digits, tokens, *, told=0, seen=0):
@@ -45,3 +46,26 @@ def test_a_row_has_means_over_seeds_and_no_share_where_nobody_tells():
         ("alone", "1", "25.0", "-", "0", "25", "25", "-", "1,000", "2.0"),
     )
     assert study_collaborators.told_share(RUNS["hint"][1]) == pytest.approx(0.25)
+
+
+def test_a_collaborator_of_another_shape_is_compared_with_the_first_and_with_the_actor():
+    digits = {
+        "actor": "1000", "hint": "1101", "hint_small_base": "1001", "hint_small": "1111",
+        "hint_family": "1100",
+    }  # fmt: skip
+    runs = {
+        f"agentpo_{name}": {0: team(f"agentpo_{name}", 0, right, BOTH)}
+        for name, right in digits.items()
+    }
+    rows = study_report.agentpo_grids(runs)[-1].rows
+    found = {row[:2]: float(row[2].split()[0]) for row in rows}
+    # of four problems: small 4, family 2, the first 3, untrained 2, the Actor alone 1
+    for first, second, points in (
+        ("hint_small", "hint", 25.0),
+        ("hint_small", "actor", 75.0),
+        ("hint_small", "hint_small_base", 50.0),
+        ("hint_small_base", "actor", 25.0),
+        ("hint_family", "hint", -25.0),
+        ("hint_family", "actor", 25.0),
+    ):
+        assert found[f"agentpo_{first}", f"agentpo_{second}"] == points

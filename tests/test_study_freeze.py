@@ -6,6 +6,7 @@ import pytest
 from conftest import ROOT
 
 from mas_jax.learning import study_freeze
+from mas_jax.learning.study_agentpo import OTHER_STARTS
 from mas_jax.learning.study_grid import CELLS
 
 FROZEN = ROOT / study_freeze.FILE
@@ -55,6 +56,16 @@ def test_what_a_collaborator_and_its_actor_are_is_frozen():
     assert hint["texts"] != solver["texts"]
     assert cells["agentpo_hint@stronger"]["actor"] == "agentpo_solver"
     assert not {"actor", "texts"} & set(cells["opd"])
+
+
+@pytest.mark.parametrize("team", ["hint", "hint_base", "collaborator"])
+def test_collaborators_of_another_shape_differ_from_the_first_in_their_start_alone(team):
+    cells = json.loads(FROZEN.read_text())["cells"]
+    kind, _, state = team.partition("_")
+    names = [f"agentpo_{'_'.join(filter(None, (kind, shape, state)))}" for shape in OTHER_STARTS]
+    found = [cells[name] for name in (f"agentpo_{team}", *names)]
+    assert len({cell["start"] for cell in found}) == len(found) == 3
+    assert all(cell | {"start": ""} == found[0] | {"start": ""} for cell in found)
 
 
 def test_a_new_default_that_no_cell_changes_may_come(tmp_path):

@@ -9,6 +9,8 @@ from rich.console import Console
 
 from mas_jax.evaluation import study as records
 from mas_jax.learning import study, study_freeze
+from mas_jax.learning.study_agentpo import OTHER_STARTS
+from mas_jax.learning.study_cells import make_config
 from mas_jax.learning.study_grid import CELLS
 
 
@@ -55,6 +57,22 @@ def test_a_record_of_a_collaborator_says_what_each_party_spent(lab):
     assert 0 <= free["answers"]["told"] <= free["answers"]["episodes"] <= 28
     assert record["world"] == study_freeze.describe(CELLS["agentpo_hint_base"])["world"]
     assert record["start"] != study_freeze.describe(CELLS["agentpo_solver"])["start"]
+
+
+@pytest.mark.parametrize("shape", OTHER_STARTS)
+def test_a_collaborator_of_another_shape_speaks_to_the_same_actor(lab, shape):
+    """It ends what it says, in the first one's format, from its first evaluation on."""
+    cell = f"agentpo_hint_{shape}_base"
+    record = study.run(cell, 0, lab, quiet())
+    free = record["plays"]["free"]
+    assert free["failures"] == 0 and free["invalid_action_frac"] == 0
+    assert record["start"] == study_freeze.describe(CELLS[cell])["start"]
+    words = free["tokens"]["collaborator"]["output"] / 28  # 14 problems, two runs of each
+    assert 1 < words < make_config(CELLS[cell], 0).collaboration.max_tokens
+    study.run("agentpo_hint_base", 0, lab, quiet())
+    other, first = (_settings(lab, name) for name in (cell, "agentpo_hint_base"))
+    assert other["actor_weights"] == first["actor_weights"]
+    assert other["weights"] != first["weights"]
 
 
 def test_a_record_gets_the_plays_that_it_lacks(lab, tmp_path):

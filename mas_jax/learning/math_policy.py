@@ -24,6 +24,7 @@ from mas_jax.agents.math_oracle import MathFlaws, MathScript
 from mas_jax.agents.prompts import load_prompts
 from mas_jax.agents.setting import Run, Sampling, World
 from mas_jax.agents.topology import ACTOR, COLLABORATOR
+from mas_jax.choices import check_choice
 from mas_jax.data.arithmetic import draw_problems, make_arithmetic, make_arithmetic_tokenizer
 from mas_jax.learning import (
     collaboration,
@@ -79,13 +80,16 @@ def make(config: ConfigDict, out: Path, console: Console) -> dict[str, dict]:
     """Trains both policies and writes OUT/actor_policy and OUT/collaborator_policy; their records
     by name.
 
-    No problem of the config's toy mathematics is among those that they learn from.
-    Raises: FileExistsError if one of the directories exists, before anything is done.
+    No problem of the config's toy mathematics is among those that they learn from; what those are
+    does not depend on the preset, which is the shape of both.
+    Raises: FileExistsError if one of the directories exists, ValueError for an unknown preset,
+    before anything is done.
     """
     for name in POLICIES:
         if (place := directory_of(out, name)).exists():
             raise FileExistsError(f"{place} exists; remove it or name another directory")
     p = config.math_pretrain
+    check_choice("math_pretrain.preset", p.preset, qwen3.PRESETS)
     tokenizer = make_arithmetic_tokenizer(toy_collaboration_words())
     chat = make_chat(tokenizer, TEMPLATES["toy"])
     played = make_arithmetic(**config.arithmetic)

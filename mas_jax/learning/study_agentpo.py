@@ -10,6 +10,10 @@ from mas_jax.config_systems import agentpo, toy_mathematics
 from mas_jax.learning.study_cells import Cell, Change, both
 
 START, ACTOR_START = "math/collaborator", "math/actor"
+OTHER_STARTS = {  # Collaborators of another shape, which learned from the same traces
+    "small": ("a Collaborator of a third of the size", "math/collaborator_small"),
+    "family": ("a Collaborator of another family", "math/collaborator_family"),
+}
 PROBLEMS = 500  # to train on, METHODS 3.2
 SIZES = (100, 300, PROBLEMS, 1000)  # of the curve of sample efficiency
 TEAMS = ("hint", "critic", "roles", "debate", "guided_debate")  # with a Collaborator
@@ -39,11 +43,11 @@ def _collaboration(**values) -> Change:
 
 
 def _untrained(name: str, what: str, team: str, change: Change | None = None, *, seeds: int = 3,
-               actor: str = "") -> Cell:  # fmt: skip
+               start: str = START, actor: str = "") -> Cell:  # fmt: skip
     """A team that nobody trains; of one without a Collaborator nothing is trained either way."""
     shared = _mathematics(team if team in TEAMS else "hint")
     changed = shared if change is None else both(shared, change)
-    return Cell(name, what, team, seeds, changed, policy="start", start=START, actor=actor)
+    return Cell(name, what, team, seeds, changed, policy="start", start=start, actor=actor)
 
 
 def _trained(name: str, what: str, team: str, *, seeds: int = 3, start: str = START,
@@ -106,9 +110,19 @@ OTHERS = (
                "the hint trained for the Actor, given to a stronger one", actor=STRONGER),
 )  # fmt: skip
 
+COLLABORATORS = (
+    *(_untrained(f"agentpo_collaborator_{name}", f"{who} alone, untrained", "solver", start=start)
+      for name, (who, start) in OTHER_STARTS.items()),
+    *(_untrained(f"agentpo_hint_{name}_base", f"hint of {who}, untrained", "hint", start=start)
+      for name, (who, start) in OTHER_STARTS.items()),
+    *(_trained(f"agentpo_hint_{name}", f"hint of {who}, trained", "hint", start=start)
+      for name, (who, start) in OTHER_STARTS.items()),
+)  # fmt: skip
+
 GROUPS = {
     "agentpo_untrained": UNTRAINED,
     "agentpo": METHODS,
     "agentpo_samples": SAMPLES,
     "agentpo_others": OTHERS,
+    "agentpo_collaborators": COLLABORATORS,
 }

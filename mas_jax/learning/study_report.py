@@ -143,6 +143,17 @@ AGENTPO_CLAIMS = (
         for name in ("hint_base", "transfer", "hint")
     ),
     ("agentpo_hint@stronger", "agentpo_transfer@stronger"),
+    *(
+        (f"agentpo_{first.format(name)}", f"agentpo_{second.format(name)}")
+        for name in study_agentpo.OTHER_STARTS
+        for first, second in (
+            ("collaborator_{}", "actor"),
+            ("hint_{}_base", "actor"),
+            ("hint_{}", "hint_{}_base"),
+            ("hint_{}", "actor"),
+            ("hint_{}", "hint"),
+        )
+    ),
 )
 # teachers of equal skill; is what their students learned the same?
 SAME_TEACHING = (

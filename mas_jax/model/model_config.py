@@ -94,6 +94,10 @@ PRESETS: dict[str, ModelConfig] = {
         vocab_size=49152, num_layers=30, model_dim=576, ffw_dim=1536, num_heads=9, num_kv_heads=3,
         head_dim=64, rope_theta=1e5, max_positions=8192, norm_eps=1e-5,
     ),
+    "toy-300k": _toy(4, 64, 192, 4, 32),
     "toy-1m": _toy(4, 128, 384, 4, 32),
+    "toy-1m-qwen2.5": dataclasses.replace(
+        _toy(4, 128, 384, 4, 32), qk_norm=False, qkv_bias=True
+    ),
     "toy-30m": _toy(8, 512, 1792, 8, 64),
 }  # fmt: skip
