@@ -62,7 +62,7 @@ def test_one_call_makes_both_starting_policies(tmp_path):
 
 
 def test_collaborators_that_are_shipped_learned_from_the_same_and_differ_in_shape():
-    places = [assembly.asset(f"{start}_policy") for start in COLLABORATOR_STARTS]
+    places = [policy_files.asset(f"{start}_policy") for start in COLLABORATOR_STARTS]
     made = [json.loads((place / "pretrain.json").read_text()) for place in places]
     presets = [record["math_pretrain"].pop("preset") for record in made]
     assert presets == ["toy-1m", "toy-300k", "toy-1m-qwen2.5"]

@@ -145,7 +145,10 @@ def test_teams_of_a_topology_write_and_search_nothing(tmp_path):
     written, silent = ({**TEAM, "per_workflow": {**cost, "output_tokens": n}} for n in (90.0, 0.0))
     for teams, want in (
         ({"actor": written, "hint": written}, []),
-        ({"actor": written, "hint, without the answer": silent}, [("hint, without the answer", 0.0)]),
+        (
+            {"actor": written, "hint, without the answer": silent},
+            [("hint, without the answer", 0.0)],
+        ),
     ):
         (place / "summary.json").write_text(json.dumps({"teams": teams}))
         assert broken(run_checks.of_evaluation(place)) == want
