@@ -20,6 +20,7 @@ from mas_jax.config import default_config
 from mas_jax.data.tokenizer import make_toy_tokenizer
 from mas_jax.learning import loop, pipeline, policy_files, scenes, training_mesh
 from mas_jax.model import hf, qwen3, sharding
+from mas_jax.model.hf_config import load_config
 from mas_jax.sampling.engine import Engine
 from mas_jax.sampling.engine_settings import EngineSettings
 from mas_jax.sampling.replicas import Replicas
@@ -84,7 +85,7 @@ def engines_of(start: Path) -> Replicas:
     """One engine on one device."""
     config = small_config(start)
     mesh = sharding.make_mesh(devices=jax.local_devices()[:1])
-    shardings = qwen3.param_shardings(pipeline.load_config(start), mesh)
+    shardings = qwen3.param_shardings(load_config(start), mesh)
     model, params = hf.load(start, dtype=jnp.float32, shardings=shardings)
     settings = EngineSettings(**config.engine)
     decode = scene_of(start).tokenizer.decode
@@ -96,7 +97,7 @@ def small_pipeline(config, workdir: Path) -> pipeline.Pipeline:
     start = Path(config.model.checkpoint)
     t = config.train
     mesh = training_mesh.make(config)
-    model = dataclasses.replace(pipeline.load_config(start), value_head=t.value_head)
+    model = dataclasses.replace(load_config(start), value_head=t.value_head)
     return pipeline.Pipeline(
         config=config, workdir=workdir, start_directory=start, scene=scene_of(start),
         engines=engines_of(start), mesh=mesh, model=model,

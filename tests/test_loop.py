@@ -19,6 +19,7 @@ from small_runs import (
 from mas_jax import metrics
 from mas_jax.agents.oracle import Flaws
 from mas_jax.learning import certificate, cost, export, loop, pipeline, workdir
+from mas_jax.model import hf
 
 QUIET = Console(quiet=True)
 TEAM = (
@@ -293,7 +294,7 @@ def test_the_step_that_validation_found_best_is_kept_and_exported(stage, tmp_pat
     assert export.export(place, tmp_path / "best", best=True) == 2
     assert export.export(place, tmp_path / "newest", best=False) == 5
     for name, step in (("best", 2), ("newest", 5)):
-        _, params = pipeline.hf.load(tmp_path / name, dtype=np.float32)
+        _, params = hf.load(tmp_path / name, dtype=np.float32)
         jax.tree.map(np.testing.assert_array_equal, params, seen[step])
 
 
