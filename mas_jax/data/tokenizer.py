@@ -151,7 +151,7 @@ class WordTokenizer:
         """Writes `tokenizer.model`, and what transformers' AutoTokenizer reads to equal ids.
 
         AutoTokenizer is `encode_template`: it recognises control tokens wherever they stand. Beside
-        weights of Qwen2's family PreTrainedTokenizerFast must be named: AutoTokenizer takes another.
+        weights of Qwen2's family name PreTrainedTokenizerFast: AutoTokenizer would take another.
         """
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "tokenizer.model").write_bytes(self._model)
