@@ -150,7 +150,8 @@ class WordTokenizer:
     def save(self, directory: Path) -> None:
         """Writes `tokenizer.model`, and what transformers' AutoTokenizer reads to equal ids.
 
-        AutoTokenizer is `encode_template`: it recognises control tokens wherever they stand.
+        AutoTokenizer is `encode_template`: it recognises control tokens wherever they stand. Beside
+        weights of Qwen2's family name PreTrainedTokenizerFast: AutoTokenizer would take another.
         """
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "tokenizer.model").write_bytes(self._model)

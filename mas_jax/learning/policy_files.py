@@ -71,10 +71,14 @@ def actor_chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:
 
 def check_chat(chat: Chat, directory: Path) -> None:
     """Compares the chat with the checkpoint's own template. Raises: ValueError at a difference."""
-    from transformers import AutoTokenizer  # takes seconds to import, and only this needs it
+    # takes seconds to import, and only this needs it
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    # whatever its files name, AutoTokenizer makes a Qwen2Tokenizer of all that has Qwen2's weights
+    toy = isinstance(chat.tokenizer, WordTokenizer)
+    theirs = (PreTrainedTokenizerFast if toy else AutoTokenizer).from_pretrained(str(directory))
     thinking = {"qwen3-thinking": True, "qwen3-not-thinking": False}.get(chat.template.name)
-    render = hf_render(AutoTokenizer.from_pretrained(str(directory)), thinking=thinking)
+    render = hf_render(theirs, thinking=thinking)
     check_template(chat.tokenizer, chat.template, render)
 
 
