@@ -115,7 +115,7 @@ def _of_roles(stage: str, programme: Mapping[str, Mapping], lines: list[dict]) -
 
 
 def _is_topology(system: str) -> bool:
-    """Whether a system such as "hint, shown another problem" is of a team that nobody searches in."""
+    """Whether a system, such as "hint, without the answer", is of a team that never searches."""
     return system.partition(",")[0] in TOPOLOGIES
 
 
