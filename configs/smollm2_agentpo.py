@@ -9,7 +9,7 @@ Trains on GSM8K's first 50 training problems, evaluates the Actor alone and with
 from mas_jax.config import default_config, smollm2
 from mas_jax.config_systems import agentpo
 
-HINT, SOLUTION = 48, 160  # tokens; two of three of GSM8K's own solutions have at most 160
+HINT, SOLUTION = 48, 160  # tokens; four of five of GSM8K's own solutions have at most 160
 PROMPT = 272  # tokens of the longest problem in the prompt of a hint, or of a solution
 
 
