@@ -143,12 +143,10 @@ def test_teams_of_a_topology_write_and_search_nothing(tmp_path):
     place = evaluation(tmp_path / "e")
     cost = {"searches": 0.0, "failed_searches": 0.0, "output_tokens": 90.0}
     written, silent = ({**TEAM, "per_workflow": {**cost, "output_tokens": n}} for n in (90.0, 0.0))
+    controlled = "hint, without the answer"
     for teams, want in (
-        ({"actor": written, "hint": written}, []),
-        (
-            {"actor": written, "hint, without the answer": silent},
-            [("hint, without the answer", 0.0)],
-        ),
+        ({"actor": written, controlled: written}, []),
+        ({"actor": written, controlled: silent}, [(controlled, 0.0)]),
     ):
         (place / "summary.json").write_text(json.dumps({"teams": teams}))
         assert broken(run_checks.of_evaluation(place)) == want

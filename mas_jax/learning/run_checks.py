@@ -1,7 +1,7 @@
 """What must hold of a finished run whatever its accuracy: read off its summary and metrics.
 
 That the chat's tokens are exact and every token has its owner is checked where a run starts
-(`policy_files.check_chat`); the gap between sampler and trainer shows it again on what was played.
+(`assembly.check_chat`); the gap between sampler and trainer shows it again on what was played.
 Must not know: how anything was played or trained.
 """
 
@@ -115,7 +115,7 @@ def _of_roles(stage: str, programme: Mapping[str, Mapping], lines: list[dict]) -
 
 
 def _is_topology(system: str) -> bool:
-    """Whether a system, such as "hint, shown another problem", is of a team without searches."""
+    """Whether a system, such as "hint, without the answer", is of a team that never searches."""
     return system.partition(",")[0] in TOPOLOGIES
 
 
