@@ -1,7 +1,7 @@
 """What must hold of a finished run whatever its accuracy: read off its summary and metrics.
 
 That the chat's tokens are exact and every token has its owner is checked where a run starts
-(`assembly.check_chat`); the gap between sampler and trainer shows it again on what was played.
+(`policy_files.check_chat`); the gap between sampler and trainer shows it again on what was played.
 Must not know: how anything was played or trained.
 """
 
