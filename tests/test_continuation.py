@@ -2,7 +2,8 @@
 
 import pytest
 
-from mas_jax.learning.continuation import check_config
+from mas_jax.config import default_config
+from mas_jax.learning.continuation import check_config, check_unchanged
 
 
 def test_a_config_that_contradicts_lists_the_differing_keys_with_both_values():
@@ -24,3 +25,15 @@ def test_a_config_that_contradicts_lists_the_differing_keys_with_both_values():
         check_config(saved, newer, free=(), defaults={"later": {"key": 1}})
     with pytest.raises(ValueError, match=r"log\.every: checkpoint 5, now 9"):
         check_config(saved, saved | {"log": {"every": 9}}, free=("lo", "log.eve"))
+
+
+def test_a_run_goes_on_where_only_the_making_of_starting_policies_has_changed():
+    now = default_config()
+    now.math_pretrain.steps.actor += 1
+    now.pretrain.settings.steps += 1
+    check_unchanged(default_config().to_dict(), now.to_dict())
+    now.train.group_size += 1
+    with pytest.raises(
+        ValueError, match=r"checkpoint: train\.group_size: checkpoint \d+, now \d+;"
+    ):
+        check_unchanged(default_config().to_dict(), now.to_dict())
