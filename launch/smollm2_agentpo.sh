@@ -14,7 +14,7 @@ echo "SmolLM2-135M with hints of its own in $out; minutes are those of two busy 
 tell 1 "50 problems to train on, and 16 others to test on" "seconds" "$out/data"
 tell 2 "three updates of 2 x 4 episodes, from the last one saved" "20 minutes" \
   "$out/training/agentpo/policy"
-tell 3 "the Actor on 16 problems, alone and with a hint" "10 minutes" "$out/evaluation/summary.json"
+tell 3 "the Actor on 16 problems, alone and with a hint" "15 minutes" "$out/evaluation/summary.json"
 tell 4 "checks of both" "seconds" ""
 begin
 
