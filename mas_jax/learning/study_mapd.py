@@ -107,14 +107,14 @@ METHODS = (
     _cell("mapd_wrong", "MAPD, another question's protocol",
           both(_trained(mapd), _privileged(control="wrong"))),
     _cell("mapd_empty", "MAPD, empty protocols",
-          both(_trained(mapd), _privileged(control="empty")), seeds=1),
+          both(_trained(mapd), _privileged(control="empty"))),
 )  # fmt: skip
 
 VARIANTS = (
     _cell("mapd_protocol_one", "MAPD, protocols by one model", _trained(mapd),
           protocols="alone-plain"),
     _cell("mapd_sft_ppo", "one model's trajectories imitated, then PPO, half of the updates each",
-          _sft_then_ppo, seeds=1, protocols="alone-plain"),
+          _sft_then_ppo, protocols="alone-plain"),
     *(_cell(f"mapd_{coef}", f"MAPD, lambda {coef}", _trained(mapd, divergence_coef=coef))
       for coef in (0.01, 0.1, 0.5)),
     _cell("mapd_without_plan", "no reasoning_plan", _without("reasoning_plan")),
@@ -129,7 +129,7 @@ VARIANTS = (
     _cell("mapd_talkative_raw", "a talkative teacher, its style as it is", _trained(mapd),
           protocols="raw-talkative"),
     _cell("mapd_forward_kl", "MAPD, forward KL", _trained(mapd, divergence="forward_kl"), seeds=1),
-    _cell("mapd_opsd", "the privileged branch alone", _trained(opsd), seeds=1),
+    _cell("mapd_opsd", "the privileged branch alone", _trained(opsd)),
     _cell("mapd_grpo_opsd", "GRPO+OPSD, as published", _trained(grpo_opsd), seeds=1),
     _cell("mapd_ema", "MAPD, an average of the weights as teacher", _trained(ema_branch), seeds=1),
 )  # fmt: skip
