@@ -12,7 +12,8 @@ of templates and Llama-3's is another; qwen2.5-math-7b, played here (actor.check
 context of 4,096 leaves 1,024 tokens for a solution in teams that read solutions; qwen-plus, a black
 box that costs money: the key in DASHSCOPE_API_KEY, actor.price and actor.max_cost as of the day.
 Collaborators: qwen2.5-3b, qwen2.5-7b (a v6e-16), qwen2.5-1.5b, smollm2-1.7b, which is of another
-family than all Actors. Gemma, Mistral and mixtures of experts do not load (model/hf_config.py).
+family than all Actors. :solver,qwen2.5-math-7b fine-tunes that Actor itself. Gemma, Mistral and
+mixtures of experts do not load (model/hf_config.py).
 The authors' reward reads the last 300 characters: --config.collaboration.reward_window=300; their
 500 problems are the first ones: --config.data.first=500 (of 1,000 here).
 Toy problems unless config.data names files, each graded by the rule of its set. All problems of the
@@ -61,6 +62,8 @@ def get_config(variant=""):
     team, actor = named["team"], ACTORS[named["actor"]]
     pod = dict(template="qwen2.5-instruct") | COLLABORATORS[named["collaborator"]]
     is_here = actor["kind"] == "policy"
+    if team == "solver" and is_here:  # the Actor itself is trained
+        pod = COLLABORATORS["qwen2.5-7b"] | {key: actor[key] for key in ("checkpoint", "template")}
     if is_here:  # beside the Collaborator, on the same chips
         pod["tensor"] = max(2, pod["tensor"])
     config = agentpo(pod_config(**pod), team=team, loss=named["loss"])
@@ -76,7 +79,8 @@ def get_config(variant=""):
     config.actor.engine.update(config.engine.to_dict())
     if is_here:
         buckets = tuple(size for size in config.engine.buckets if size <= actor["context"])
-        config.actor.engine.update(dict(context=actor["context"], buckets=buckets))
+        for engine in (config.actor.engine, *([config.engine] if team == "solver" else [])):
+            engine.update(dict(context=actor["context"], buckets=buckets))
     config.evaluation.update(
         dict(teams=tuple(dict.fromkeys(("actor", "vote", team))), num_questions=10_000, num_runs=1)
     )

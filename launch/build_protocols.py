@@ -4,7 +4,8 @@
 The key comes from the environment variable named by --key_variable. Several models share the
 questions in turn. Without an endpoint `--policy=DIR` lets a local policy play, in the config's
 engine and chat template, and `--oracle=plain` a script: the toy world's, or one that follows real
-questions' gold decompositions (MuSiQue, 2WikiMultihopQA). `--alone`: one model writes the protocol
+questions' gold decompositions (MuSiQue, 2WikiMultihopQA). Budgets of a question are
+`--config.offline.repairs=1` and the like. `--alone`: one model writes the protocol
 without the team. The records hold raw trajectories too, for configs that imitate.
 Interrupted, the same command goes on where it stopped.
 """
@@ -68,7 +69,7 @@ def desks(config: ConfigDict, scene: scenes.Scene, directory: Path) -> list[Desk
     Raises: ValueError unless exactly one of the three is named."""
     if sum(map(bool, (BASE_URL.value, ORACLE.value, POLICY.value))) != 1:
         raise ValueError("give --base_url and --models of an endpoint, or --policy, or --oracle")
-    limits = Limits()
+    limits = Limits(**config.offline)
     shared = dict(
         search=scene.retriever.search, limits=limits, normalise_style=STYLE.value,
         is_alone=ALONE.value,

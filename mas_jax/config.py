@@ -187,6 +187,13 @@ def default_config() -> ConfigDict:
             retries=5, price=(), max_cost=0.0,
         )
     )  # fmt: skip
+    # agents/protocol_roles.py Limits: of a question of the offline system that writes protocols
+    config.offline = ConfigDict(
+        dict(
+            rounds=2, subtasks=4, queries=3, passages=3, repairs=2, attempts=2, turns=6,
+            max_tokens=1024,
+        )
+    )  # fmt: skip
     # learning/privileged.py: what teachers of rows with view="privileged" read beside the question.
     # protocols: a file of launch/build_protocols.py; fields of agents/protocol.py FIELDS, () for
     # all; form: "json" or "toy"; control: "none", "empty", "shuffled" or "wrong"

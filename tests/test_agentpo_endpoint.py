@@ -272,7 +272,11 @@ def test_an_evaluation_plays_again_what_a_dead_endpoint_failed(served, tmp_path)
 
 @pytest.mark.parametrize(
     ("flag", "message"),
-    [("--policy=/nowhere", "/nowhere"), ("--port={taken}", "cannot listen on 127.0.0.1 port")],
+    [
+        ("--policy=/nowhere", "/nowhere"),
+        ("--port={taken}", "cannot listen on 127.0.0.1 port"),
+        ("--config.actor.template=chat", "actor.template: 'chat' is unknown"),
+    ],
 )
 def test_what_cannot_be_served_ends_the_command_with_one_line(served, flag, message):
     taken = served.removesuffix("/v1").rpartition(":")[2]

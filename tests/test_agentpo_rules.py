@@ -18,12 +18,20 @@ from test_batch import ROW, make_credited, pack_alone
 from tiny_agentpo import save_both, small_config, weights
 
 from mas_jax.agents.chat import TEMPLATES, make_chat
-from mas_jax.agents.collaboration import toy_collaboration_words
+from mas_jax.agents.collaboration import toy_collaboration_words, without
 from mas_jax.config_rules import validate
 from mas_jax.data.arithmetic import make_arithmetic, make_arithmetic_tokenizer
 from mas_jax.data.questions import write_jsonl
 from mas_jax.files import write_json
-from mas_jax.learning import evaluate, math_policy, pipeline, policy_files, scenes, teams
+from mas_jax.learning import (
+    collaboration,
+    evaluate,
+    math_policy,
+    pipeline,
+    policy_files,
+    scenes,
+    teams,
+)
 from mas_jax.learning.programme import make_programme
 from mas_jax.learning.study_agentpo import OTHER_STARTS, START
 from mas_jax.model import hf, qwen3
@@ -202,6 +210,27 @@ def test_a_control_acts_in_evaluation_and_not_in_training(places):
         assert team.collaboration.control == control
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("add 5 to 2", "add  to 2"), ("it is 5.", "it is ."), ("(5)", "()"), ("x=5", "x="),
+        ("15 and 5.5 and 50", "15 and 5.5 and 50"), ("-5 or 5/7 or 7/5", "-5 or 5/7 or 7/5"),
+    ],
+)  # fmt: skip
+def test_an_answer_is_taken_out_where_it_stands_by_itself(text, left):
+    assert without(text, ("5",)) == left
+
+
+def test_records_go_on_where_the_endpoint_has_moved_and_not_where_roundings_may(places):
+    config = small_config(places)
+    before = collaboration.settings(config, "hint")
+    config.actor.update(dict(base_url="http://elsewhere/v1", retries=9))
+    config.actor.engine.num_pages += 8
+    assert collaboration.settings(config, "hint") == before
+    config.actor.engine.decode_rows += 1
+    assert collaboration.settings(config, "hint") != before
+
+
 def test_training_draws_from_the_first_problems_alone(places):
     config = small_config(places, **{"data.first": 7})
     scene = scenes.make_scene(config, policy_files.load_tokenizer(places[0]))
@@ -370,6 +399,15 @@ def test_a_qwen_math_actor_has_room_in_its_context_for_what_it_reads(team):
         assert 256 + longest[team] + a.max_tokens <= a.context
     assert a.max_tokens == (2048 if team == "hint" else 1024)
     assert TEMPLATES[a.template].opening.startswith("Please reason step by step")
+
+
+def test_an_actor_that_is_played_here_can_be_what_is_trained():
+    config = load("agentpo").get_config("solver,qwen2.5-math-7b")
+    validate(config, has_weights=False)
+    model = qwen3.PRESETS["qwen2.5-math-7b"]
+    assert (config.model.checkpoint, config.model.template) == ("Qwen2.5-Math-7B", "qwen2.5-math")
+    assert config.engine.context == max(config.engine.buckets) == model.max_positions
+    assert model.num_kv_heads % config.mesh.tensor == 0
 
 
 def test_words_of_a_variant_are_one_of_each_kind():

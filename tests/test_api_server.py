@@ -64,6 +64,27 @@ def test_an_answer_has_the_form_that_clients_read():
     assert cast.asked == [(tuple(MESSAGES), knobs)]
 
 
+def test_answers_that_are_made_at_once_have_names_of_their_own():
+    class Together(Cast):
+        """Answers nobody before all three have asked."""
+
+        async def complete(self, messages, **knobs):
+            said = await super().complete(messages, **knobs)
+            while len(self.asked) < 3:
+                await asyncio.sleep(0)
+            return said
+
+    cast = Together()
+
+    async def run():
+        app = api_server.make_app(cast.complete, model="m", max_tokens=50)
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
+            return await asyncio.gather(*(client.post(PATH, json=BODY) for _ in range(3)))
+
+    assert len({response.json()["id"] for response in asyncio.run(run())}) == 3
+
+
 def test_what_a_request_leaves_out_has_the_defaults_of_such_servers():
     cast = Cast()
     post(cast, {"model": "m", "messages": MESSAGES, "n": 1, "stream": False, "top_p": None})
@@ -94,6 +115,7 @@ def test_draws_differ_unless_a_seed_says_which_and_greedy_ones_are_all_the_same(
         (BODY | {"messages": []}, 400, "0 messages"),
         (BODY | {"temperature": "0"}, 400, "temperature is str, wanted a number"),
         (BODY | {"temperature": -1}, 400, "temperature=-1.0: want a number of at least 0"),
+        (BODY | {"temperature": 10**400}, 400, "temperature is beyond every float"),
         (BODY | {"top_p": 0}, 400, "top_p=0.0: want a number above 0"),
         (BODY | {"max_tokens": 1.5}, 400, "max_tokens is float, wanted a whole number"),
         (BODY | {"max_tokens": 0}, 400, "max_tokens=0: want at least 1"),

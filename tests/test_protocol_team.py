@@ -15,6 +15,7 @@ from mas_jax.agents.protocol_oracle import STYLES, Oracle
 from mas_jax.agents.protocol_roles import ROLES, Limits, instructions, parse_object
 from mas_jax.agents.protocol_team import Desk, work_on
 from mas_jax.agents.rollout import TooManyFailures
+from mas_jax.config import default_config
 from mas_jax.data.world import make_world
 from mas_jax.records import Passage, Question, SearchFailure, WorldError
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
@@ -438,3 +439,12 @@ def test_every_role_is_told_its_budgets():
     assert "at most 7 subtasks" in instructions("orchestrator", Limits(subtasks=7))
     assert "grounding_facts" in instructions("protocolizer", Limits())
     assert set(STYLES) == {"plain", "other_words", "talkative"}
+
+
+def test_budgets_of_a_config_are_those_of_the_system_and_impossible_ones_are_named():
+    assert Limits(**default_config().offline) == LIMITS
+    assert Limits(repairs=0).repairs == 0
+    with pytest.raises(ValueError, match=r"offline\.rounds=0: want a whole number of at least 1"):
+        Limits(rounds=0)
+    with pytest.raises(ValueError, match=r"offline\.turns=2\.5: want a whole number"):
+        Limits(turns=2.5)

@@ -151,9 +151,10 @@ def _passed_on(play: Play, node: Node, text: str) -> str:
 
 
 def without(text: str, answers: Sequence[str]) -> str:
-    """A text without the answers, wherever one stands by itself as it is written."""
+    """A text without the answers, wherever one stands by itself as it is written: not in -5 or 5/7
+    where it is 5."""
     for answer in answers:
-        text = re.sub(rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)", "", text)
+        text = re.sub(rf"(?<![\w./-]){re.escape(answer)}(?!\w|/|\.\d)", "", text)
     return text
 
 

@@ -3,6 +3,7 @@
 Source: METHODS 2.4. Must not know: who speaks for them, what is made of a reply.
 """
 
+import dataclasses
 import importlib.resources
 import json
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ class Limits:
     """Of one question. rounds: of the Orchestrator, while the Answerer has no answer. subtasks: of
     a round. queries: of a subtask. passages: of a query. repairs: after a wrong answer. attempts:
     of one request whose reply is no JSON object of its form. turns: of one model alone, the last of
-    which is its answer."""
+    which is its answer. Raises: ValueError for fewer than one of anything, or than no repair."""
 
     rounds: int = 2
     subtasks: int = 4
@@ -28,6 +29,14 @@ class Limits:
     attempts: int = 2
     turns: int = 6
     max_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            least = 0 if name == "repairs" else 1
+            if type(value) is not int or value < least:
+                raise ValueError(
+                    f"offline.{name}={value!r}: want a whole number of at least {least}"
+                )
 
 
 _SUBTASKS = {"subtasks": list}

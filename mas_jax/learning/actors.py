@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from mas_jax.agents.chat import Chat, Conversation
 from mas_jax.agents.prompts import fill
+from mas_jax.config_rules import validate
 from mas_jax.learning import collaboration, policy_files, samplers
 from mas_jax.records import Problem, SampleKey, Stop
 from mas_jax.sampling.api import Client
@@ -84,8 +85,10 @@ class Local:
 def load_local(config: ConfigDict) -> Local:
     """The frozen Actor of a config whose `actor.kind` is "policy", else its model.
 
-    Raises: as `samplers.make_engines`; ValueError for a checkpoint whose chat template is another.
+    Raises: as `validate` and `samplers.make_engines`; ValueError for a checkpoint whose chat
+    template is another.
     """
+    validate(config, has_weights=False)
     if config.actor.kind == "policy":
         voice, engine, policy = config.actor, config.actor.engine, collaboration.ACTOR_POLICY
         directory, make = policy_files.actor_directory(config), samplers.make_actor_engines

@@ -30,6 +30,8 @@ from mas_jax.sampling.replicas import Replicas
 ACTOR_POLICY = "actor"  # the frozen one's name, in traces and among policies
 # keys of config.collaboration that evaluation does not read
 OF_TRAINING = ("reward_window", "actor_samples")
+# what of an engine's settings changes roundings, and so perhaps a token
+ENGINE_KEYS = ("dtype", "calls", "buckets", "page_size", "prefill_blocks", "decode_rows")
 MOST_WORKERS = 8  # of those that grade, 1 GiB of address space each
 
 
@@ -104,14 +106,15 @@ def next_problems(questions: Sequence[Question]) -> dict[str, str]:
 
 def settings(config: ConfigDict, name: str) -> dict:
     """What evaluated episodes of a topology depend on beside weights, questions and sampling, as
-    JSON values; not where answers are kept."""
+    JSON values; not where answers are kept, nor where an endpoint stands."""
     c, a = config.collaboration.to_dict(), config.actor.to_dict()
     topology = _topology(config, name)
     for key in OF_TRAINING:
         del c[key]
     for key in ("checkpoint", "remember", "cache", "key_variable", "concurrency", "timeout_s",
-                "retries", "price", "max_cost"):  # fmt: skip
+                "retries", "price", "max_cost", "base_url"):  # fmt: skip
         del a[key]
+    a["engine"] = {key: a["engine"][key] for key in ENGINE_KEYS}
     texts = dataclasses.asdict(load_texts(c["prompts"], topology))
     return {"collaboration": c, "actor": a, "prompts": texts}
 

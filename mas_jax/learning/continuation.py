@@ -11,13 +11,13 @@ from mas_jax.config import default_config
 
 # what may differ between a checkpoint and the run that continues it; meshes and rows change only
 # roundings, an Actor's how it is asked, where it is served, where its answers are kept;
-# pretraining is another command's
+# pretraining and building protocols are other commands'
 FREE = (
     "train.log_interval_s", "train.checkpoint_interval", "train.keep_checkpoints", "certify.ignore",
     "mesh", "train.mesh", "train.micro_rows",
     "actor.timeout_s", "actor.retries", "actor.concurrency", "actor.cache", "actor.remember",
     "actor.key_variable", "actor.base_url", "actor.price", "actor.max_cost",
-    "pretrain", "math_pretrain",
+    "pretrain", "math_pretrain", "offline",
 )  # fmt: skip
 
 

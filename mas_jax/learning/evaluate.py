@@ -46,9 +46,6 @@ from mas_jax.records import Episode
 from mas_jax.sampling.policies import Policies
 from mas_jax.sampling.replicas import Replicas
 
-# what of the engine's settings changes roundings, and so perhaps a token
-_ENGINE_KEYS = ("dtype", "calls", "buckets", "page_size", "prefill_blocks", "decode_rows")
-
 
 def _settings(
     config: ConfigDict, system: System, scene: scenes.Scene, notes: Mapping[str, str]
@@ -63,7 +60,7 @@ def _settings(
         "prompts": dataclasses.asdict(scene.prompts),
         "model": model,
         "retriever": config.retriever.to_dict(),
-        "engine": {key: config.engine[key] for key in _ENGINE_KEYS},
+        "engine": {key: config.engine[key] for key in collaboration.ENGINE_KEYS},
         "mesh": config.mesh.to_dict(),
         "sampling": config.sampling.to_dict(),
         "seed": config.seed,

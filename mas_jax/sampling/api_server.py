@@ -81,7 +81,7 @@ class _Service:
         """POST /v1/chat/completions."""
         self._counts["requests"] += 1
         try:
-            return await self._answer(http)
+            return await self._answer(http, f"chatcmpl-{self._counts['requests']}")
         except _Refused as refused:
             message, status, kind = str(refused), refused.status, "invalid_request_error"
         except TooLarge as error:
@@ -94,7 +94,7 @@ class _Service:
         self._counts["failed"] += 1
         return _error(message, status, kind=kind)
 
-    async def _answer(self, http: HttpRequest) -> Response:
+    async def _answer(self, http: HttpRequest, name: str) -> Response:
         body = parse_json(await read_body(http, BODY_BYTES))
         request, top_p = self._read(body)
         greedy = request.temperature == 0
@@ -108,7 +108,7 @@ class _Service:
         message = {"role": "assistant", "content": said.text, "refusal": said.refusal}
         return json_response(
             {
-                "id": f"chatcmpl-{self._counts['requests']}",
+                "id": name,
                 "object": "chat.completion",
                 "created": int(time.time()),
                 "model": self._model,
@@ -172,4 +172,7 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
         return default
     if type(value) not in (int, float):
         raise _Refused(f"{name} is {type(value).__name__}, wanted a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        raise _Refused(f"{name} is beyond every float") from None
