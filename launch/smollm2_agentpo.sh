@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # AgentPO with a real language model on real problems: SmolLM2 writes hints for a frozen SmolLM2, three
-# updates on 50 problems of GSM8K, then the Actor on 16 others, alone and with a hint, then what must
+# updates of two problems each, drawn from 50 of GSM8K, then the Actor on 16 others, alone and with a hint, then what must
 # hold of them. Interrupted, the same command goes on where it stopped.
 #   bash launch/smollm2_agentpo.sh DATA [flags of launch/train.py]
 #   DATA: gsm8k_train2000.jsonl and gsm8k.jsonl, in FlashRAG's form.
