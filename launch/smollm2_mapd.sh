@@ -12,9 +12,9 @@ shift
 
 echo "SmolLM2-135M with protocols in $out; minutes are those of two busy cores:"
 tell 1 "one corpus of three sets' passages" "seconds" "$out/data"
-tell 2 "its index under MiniLM" "6 minutes" "$out/data/index"
+tell 2 "its index under MiniLM" "4 minutes" "$out/data/index"
 tell 3 "protocols of 50 questions, what is not written yet" "half a minute" ""
-tell 4 "three updates of 2 x 4 episodes, from the last one saved" "30 minutes" \
+tell 4 "three updates of 2 x 4 episodes, from the last one saved" "7 minutes" \
   "$out/training/agent/policy"
 tell 5 "checks of the run" "seconds" ""
 begin
