@@ -67,7 +67,7 @@ SCRIPTS = {
             "smollm2_mapd", "smollm2_mapd",
             with_corpora("musique", "2wikimultihopqa", "hotpotqa_train100"),
             ("join_corpora", "build_index", "build_protocols", "train", "check_run"), 4,
-            ("1.", "2."), "30 minutes",
+            ("1.", "2."), "7 minutes",
         ),
         Script(
             "smollm2_agentpo", "smollm2_agentpo", ("gsm8k_train2000.jsonl", "gsm8k.jsonl"),
