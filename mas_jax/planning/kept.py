@@ -6,6 +6,7 @@ Must not know: flags, how anything was compiled.
 import json
 from pathlib import Path
 
+from mas_jax.files import write_json
 from mas_jax.planning import calibration, chips, compile_plan, report
 
 RECORDS = Path(__file__).parent / "records" / "plans"
@@ -59,7 +60,7 @@ def keep(
     )  # fmt: skip
     RECORDS.mkdir(parents=True, exist_ok=True)
     path = RECORDS / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(path, record)
     return path
 
 
