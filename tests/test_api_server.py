@@ -1,10 +1,9 @@
 """The chat-completions server of a policy: answers, what it refuses, draws, counts."""
 
 import asyncio
-import json
 
-import httpx2
 import pytest
+from asgi import ask
 
 from mas_jax.agents.protocol_team import Said
 from mas_jax.records import FailureKind, WorldError
@@ -29,20 +28,9 @@ class Cast:
         return Said(f"answer {len(self.asked)}", **self._said)
 
 
-def serve(cast, *requests):
-    """Responses to (method, path, body) in turn; bytes are sent as they are."""
-
-    async def run():
-        app = api_server.make_app(cast.complete, model="m", max_tokens=50)
-        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
-            found = []
-            for method, path, body in requests:
-                content = body if isinstance(body, bytes) else json.dumps(body).encode()
-                found.append(await client.request(method, path, content=content))
-            return found
-
-    return asyncio.run(run())
+def serve(cast, *requests, **how):
+    """Responses to (method, path, body); how: as `ask`."""
+    return ask(api_server.make_app(cast.complete, model="m", max_tokens=50), *requests, **how)
 
 
 def post(cast, body):
@@ -76,13 +64,8 @@ def test_answers_that_are_made_at_once_have_names_of_their_own():
 
     cast = Together()
 
-    async def run():
-        app = api_server.make_app(cast.complete, model="m", max_tokens=50)
-        transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
-            return await asyncio.gather(*(client.post(PATH, json=BODY) for _ in range(3)))
-
-    assert len({response.json()["id"] for response in asyncio.run(run())}) == 3
+    found = serve(cast, *[("POST", PATH, BODY)] * 3, at_once=True)
+    assert len({response.json()["id"] for response in found}) == 3
 
 
 def test_what_a_request_leaves_out_has_the_defaults_of_such_servers():

@@ -12,6 +12,7 @@ import sys
 import httpx2
 import numpy as np
 import pytest
+from asgi import ask
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,18 +60,7 @@ FOUR = {"id": "p3", "contents": '""\ndddd'}
 def serve(requests, limits=SMALL, *, retriever=None, identity="i"):
     """Responses of an app to (method, path, body) in turn; bytes are sent as they are."""
     retriever = retriever or Retriever.build(PASSAGES, Letters(), EXACT)
-
-    async def run():
-        app = server.make_app(retriever, identity, limits)
-        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
-            responses = []
-            for method, path, body in requests:
-                content = body if isinstance(body, bytes) else json.dumps(body).encode()
-                responses.append(await client.request(method, path, content=content))
-            return responses
-
-    return asyncio.run(run())
+    return ask(server.make_app(retriever, identity, limits), *requests)
 
 
 def post(path, body, **settings):
@@ -298,15 +288,10 @@ def test_no_body_makes_the_server_fail(bodies):
 
 def test_equal_queries_of_a_request_are_searched_once_and_requests_together_in_one_batch():
     retriever = Retriever.build(PASSAGES, Letters(), EXACT)
-
-    async def run():
-        transport = httpx2.ASGITransport(app=server.make_app(retriever, "i"))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
-            bodies = [{"queries": ["a", "b", "a"], "topk": 1}] + [{"query": "c", "topk": 1}] * 9
-            calls = (client.post("/retrieve", json=body) for body in bodies)
-            return [response.json()["result"] for response in await asyncio.gather(*calls)]
-
-    assert asyncio.run(run()) == [[[ONE], [TWO], [ONE]]] + [[[THREE]]] * 9
+    bodies = [{"queries": ["a", "b", "a"], "topk": 1}] + [{"query": "c", "topk": 1}] * 9
+    asked = [("POST", "/retrieve", body) for body in bodies]
+    found = ask(server.make_app(retriever, "i"), *asked, at_once=True)
+    assert [r.json()["result"] for r in found] == [[[ONE], [TWO], [ONE]]] + [[[THREE]]] * 9
     counts = retriever.counts
     assert (counts["queries"], counts["searched"], counts["batches"]) == (12, 3, 1)
 
