@@ -14,8 +14,12 @@ from ml_collections import ConfigDict, config_flags
 
 from mas_jax.agents.policy_endpoint import policy_complete
 from mas_jax.learning import actors, process
-from mas_jax.retrieval import http_service
-from mas_jax.sampling import api_server
+
+try:
+    from mas_jax.retrieval import http_service
+    from mas_jax.sampling import api_server
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}; a server needs pip install 'mas_jax[serve]'") from error
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "such as configs/agentpo_toy.py")
 POLICY = flags.DEFINE_string("policy", "", "directory of a policy; empty for the config's")

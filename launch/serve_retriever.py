@@ -14,11 +14,15 @@ from absl import app, flags
 
 from mas_jax.choices import BACKENDS
 from mas_jax.model import packaged
-from mas_jax.retrieval import http_service, server
 from mas_jax.retrieval.bm25_index import Bm25Config, Bm25Retriever
 from mas_jax.retrieval.corpus import Corpus, open_corpus
 from mas_jax.retrieval.hashed_ngrams import HashedNgrams
 from mas_jax.retrieval.index import Encoder, IndexConfig, Retriever
+
+try:
+    from mas_jax.retrieval import http_service, server
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}; a server needs pip install 'mas_jax[serve]'") from error
 
 CORPUS = flags.DEFINE_string("corpus", None, ".jsonl or .jsonl.gz of passages", required=True)
 INDEX = flags.DEFINE_string("index", "", "directory of a built index; empty builds it in memory")

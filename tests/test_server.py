@@ -447,3 +447,14 @@ def test_what_cannot_be_served_ends_the_command_with_one_line(toy, tmp_path):
             assert done.returncode == 1 and "Traceback" not in done.stderr
             last = done.stderr.splitlines()[-1]
             assert last.startswith("error: ") and message in last
+
+
+@pytest.mark.parametrize("script", ["serve_retriever", "serve_policy"])
+def test_without_a_servers_packages_the_command_says_what_to_install(script):
+    code = (
+        "import runpy, sys; sys.modules['uvicorn'] = None; "
+        f"runpy.run_path('launch/{script}.py', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("a server needs pip install 'mas_jax[serve]'")
