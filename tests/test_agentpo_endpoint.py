@@ -259,7 +259,7 @@ def test_an_evaluation_plays_again_what_a_dead_endpoint_failed(served, tmp_path)
 
         def evaluated(place, url):
             config = at(url, retries=0)
-            config.evaluation.teams, config.rollout.min_episodes = ("hint",), 4
+            config.evaluation.teams, config.rollout.min_episodes = ("hint",), 1000
             return evaluate.run(evaluate.prepare(config, tmp_path / place), QUIET)
 
         with pytest.raises(rollout.TooManyFailures, match="out of order"):

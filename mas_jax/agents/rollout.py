@@ -34,7 +34,7 @@ from mas_jax.rewards import terms
 class Limits:
     """concurrent: episodes in progress at once. The run stops once more than failure_frac of its
     finished episodes failed, or had no search or no judgement that did not, of which there must be
-    at least min_episodes."""
+    at least min_episodes, or no others in the end."""
 
     concurrent: int
     failure_frac: float
@@ -93,6 +93,8 @@ async def play_jobs(
             yield item
             if num_episodes >= limits.min_episodes:
                 _stop_above(limits.failure_frac, failures, num_episodes)
+        if len(failures) == num_episodes:
+            _stop_above(limits.failure_frac, failures, num_episodes)
     finally:
         for worker in workers:
             worker.cancel()
@@ -156,14 +158,6 @@ async def _judge(state: Play) -> tuple[Judgement, ...]:
             return Judgement(job.path, None)
 
     return tuple(await run_all(_score(job) for job in sorted(state.jobs, key=lambda j: j.path)))
-
-
-def check_world(episodes: Sequence[Episode], limits: Limits) -> None:
-    """Raises: TooManyFailures if the world failed every one of these episodes, however few, unless
-    failure_frac allows it."""
-    failures = [episode.failure for episode in episodes if episode.failure is not None]
-    if len(failures) == len(episodes):
-        _stop_above(limits.failure_frac, failures, len(episodes))
 
 
 def _failure(episode: Episode) -> Failure | None:

@@ -58,8 +58,8 @@ def fingerprint(questions: tuple[Question, ...]) -> str:
 def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
     """(question, rollout) of every episode in the file, which is made ready to be appended to.
 
-    A new file gets its header; a cut last line is removed, and from an unfinished file every
-    episode that the world failed, which may be why it is unfinished: it is played again.
+    A new file gets its header; a cut last line is removed, and from a file that is
+    unfinished, or has no other, every episode that the world failed: it is played again.
     Raises: ValueError if the file belongs to another evaluation or a whole line is damaged.
     """
     check_plan(plan)
@@ -69,8 +69,8 @@ def resume(path: Path, plan: Plan) -> set[tuple[str, int]]:
     if path.stat().st_size < len(header) and header.startswith(path.read_bytes()):
         path.write_bytes(header)
     episodes = list(read(path, plan))
-    if len(episodes) < len(plan.questions) * plan.num_runs:
-        kept = [episode for episode in episodes if episode.failure is None]
+    kept = [episode for episode in episodes if episode.failure is None]
+    if not kept or len(episodes) < len(plan.questions) * plan.num_runs:
         if len(kept) < len(episodes):
             _remove_failed(path)
         episodes = kept

@@ -38,9 +38,7 @@ def collect(
         return [episode async for episode in playing]
 
     place = {question.uid: number for number, question in enumerate(questions)}
-    episodes = sorted(asyncio.run(_play()), key=lambda e: (place[e.question], e.rollout))
-    rollout.check_world(episodes, limits)
-    return episodes
+    return sorted(asyncio.run(_play()), key=lambda e: (place[e.question], e.rollout))
 
 
 def remembering(search: Callable[..., Awaitable]) -> tuple[Callable[..., Awaitable], dict]:
